@@ -1,0 +1,46 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up what it needs.
+PYTHON ?= python3.11
+PACKAGES = msmon-stats msmon-hooks msmon-alert msmon-io msmon
+EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
+BIN = .venv/bin
+ARGS ?=
+
+.PHONY: venv demo test check bench dist clean
+
+venv: .venv/.ready .venv-mindspore/.ready
+
+.venv/.ready: pyproject.toml $(foreach p,$(PACKAGES),packages/$(p)/pyproject.toml)
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q --group dev
+	$(BIN)/python -m pip install -q --no-deps $(EDITABLE)
+	touch $@
+
+.venv-mindspore/.ready: pyproject.toml $(foreach p,$(PACKAGES),packages/$(p)/pyproject.toml)
+	$(PYTHON) -m venv .venv-mindspore
+	.venv-mindspore/bin/python -m pip install -q --upgrade "pip>=25.1"
+	.venv-mindspore/bin/python -m pip install -q --group mindspore
+	.venv-mindspore/bin/python -m pip install -q --no-deps $(EDITABLE)
+	touch $@
+
+demo: .venv/.ready
+	$(BIN)/python -m msmon demo $(ARGS)
+
+test: venv
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.ready
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable $(ARGS)
+
+dist: .venv/.ready
+	rm -rf dist
+	for p in $(PACKAGES); do $(BIN)/python -m hatch build -t sdist -t wheel $(CURDIR)/dist || exit 1; done
+
+clean:
+	rm -rf .venv .venv-mindspore dist .mypy_cache .ruff_cache .pytest_cache .benchmarks
