@@ -67,22 +67,24 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     name = _name(path)
     try:
         # Non-blocking, so that a pipe without a writer is refused instead of waited for.
-        with open(os.open(os.fspath(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+        descriptor = os.open(os.fspath(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(mode):
-                raise ConfigError(
-                    f"{name}: a directory, expected a JSON file such as {os.path.join(name, 'config.json')}"
-                )
+                raise ConfigError(f"{name}: a directory, expected a JSON file in it, such as config.json")
             if not stat.S_ISREG(mode):
                 raise ConfigError(f"{name}: not a regular file, expected a JSON file")
-            data = file.read(_MOST_BYTES + 1)
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(_MOST_BYTES + 1)
+        finally:
+            os.close(descriptor)
+    except ConfigError:
+        raise
     except FileNotFoundError:
         raise ConfigError(f"{name}: no such file{_near_file(path)}") from None
     except OSError as error:
         raise ConfigError(f"{name}: cannot be read: {error.strerror or error}") from None
     except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{name}: not a path: {error}") from None
     if len(data) > _MOST_BYTES:
         raise ConfigError(f"{name}: more than {_MOST_BYTES >> 20} MiB, which no configuration has")

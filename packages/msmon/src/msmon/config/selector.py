@@ -98,7 +98,7 @@ def parse_selector(text: str) -> Selector:
         return Selector(text=text, form="tensor")
     match = _SPEC.match(text)
     if match is None:
-        raise ValueError("")
+        raise ValueError("an unknown form")
     length = int(match[2])
     index = None if match[3] is None else int(match[3])
     if index is not None and index >= length:
@@ -152,5 +152,5 @@ def _selector(text: object, path: str, problems: Problems) -> Selector | None:
         return parse_selector(text)
     except ValueError as error:
         near = nearest(text, ("tensor",))
-        problems.refuse(path, text, _ALLOWED, str(error) or (f'did you mean "{near}"?' if near else ""))
+        problems.refuse(path, text, _ALLOWED, f'did you mean "{near}"?' if near else str(error))
         return None
