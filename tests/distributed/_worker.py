@@ -18,7 +18,8 @@ def main() -> None:
     # This folder would hide other modules of the same names.
     sys.path[:] = [path for path in sys.path if path and Path(path) != HERE]
     spec = importlib.util.spec_from_file_location(PACKAGE, HERE / "__init__.py", submodule_search_locations=[str(HERE)])
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
     import torch
 
