@@ -64,6 +64,8 @@ ERRORS = [
      f"expected {STAMP}"),
     ({"append_output": ["Dec03_21:34:40", "Dec03_21-34-41"]}, 'append_output[0]: "Dec03_21:34:40" is refused, '
      f"expected {STAMP}"),
+    ({"append_output": ["Dec03_21-34-41", "Dec03_21-34-40"]}, 'append_output: ["Dec03_21-34-41", "Dec03_21-34-40"] is '
+     f"refused, expected {TWO_STAMPS} (the earlier one comes first)"),
     # Objects
     ({"alert": None}, "alert: null is refused, expected an object (not null)"),
     ({"alert": {"rules": {}}}, "alert.rules: {} is refused, expected a list of rules (not an object)"),
