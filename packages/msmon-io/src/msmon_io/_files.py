@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -37,14 +38,10 @@ def _set_mode(fd: int, mode: int) -> None:
 
 def make_dir(path: PathLike) -> Path:
     """Make the directory and its missing parents, each with mode 0750; directories that exist stay as they are."""
-    path = Path(os.path.abspath(path))
-    missing = []
-    while not path.is_dir():
-        missing.append(path)
-        if path.parent == path:
-            break
-        path = path.parent
-    for directory in reversed(missing):
+    target = Path(os.path.abspath(path))
+    for directory in reversed([target, *target.parents]):
+        if directory.is_dir():
+            continue
         try:
             directory.mkdir(DIR_MODE)
         except FileExistsError:
@@ -53,10 +50,22 @@ def make_dir(path: PathLike) -> Path:
             continue
         with contextlib.suppress(OSError):
             directory.chmod(DIR_MODE)
-    return missing[0] if missing else path
+    return target
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def make_dir_inside(path: PathLike, root: PathLike) -> Path:
+    """Make a directory in `root`, which must be there: what somebody removed is not brought back.
+
+    Returns:
+        The directory with links followed.
+    """
+    real = inside(path, root)
+    if not os.path.isdir(root):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(root))
+    return make_dir(real)
+
+
+def _write_all(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -83,7 +92,7 @@ def replacing(path: Path) -> Iterator[int]:
         raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Write a file so that it is there whole or not at all, also when the process is killed meanwhile."""
     with replacing(path) as fd:
         _write_all(fd, data)

@@ -112,13 +112,26 @@ def newest_run_dirs(output_dir: PathLike) -> dict[int, Path]:
     return {run.rank: run.path for run in sorted(run_dirs(output_dir), key=lambda run: (run.rank, run.time))}
 
 
-def run_dirs_between(output_dir: PathLike, time_start: str, time_end: str, *, rank: int | None = None) -> list[RunDir]:
+def run_dirs_between(
+    output_dir: PathLike, time_start: str | None, time_end: str | None, *, rank: int | None = None
+) -> list[RunDir]:
     """The run directories whose time stamp lies in the range, both ends included, oldest first.
+
+    Args:
+        time_start: None: from the first one on.
+        time_end: None: to the last one.
+        rank: only those of this rank.
 
     Raises:
         ValueError: a bad time stamp.
         OSError: `output_dir` cannot be read.
     """
+    if time_end is None:
+        start = None if time_start is None else parse_stamp(time_start, what="time_start")
+        return [run for run in run_dirs(output_dir, rank=rank) if start is None or start <= run.time]
+    if time_start is None:
+        end = parse_stamp(time_end, what="time_end")
+        return [run for run in run_dirs(output_dir, rank=rank) if run.time <= end]
     start, end = parse_range(time_start, time_end)
     return [run for run in run_dirs(output_dir, rank=rank, before=end) if start <= run.time]
 
