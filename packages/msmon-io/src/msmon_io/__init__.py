@@ -7,7 +7,7 @@ from msmon_io._conversion import DATA_TYPES
 from msmon_io._csv2parquet import convert_to_parquet
 from msmon_io._csv2tensorboard import csv2tensorboard_by_step
 from msmon_io._csv_reader import BrokenLine, data_type_of, read_csv
-from msmon_io._csv_writer import CsvWriter
+from msmon_io._csv_writer import CsvWriter, write_text_csv
 from msmon_io._files import OutsideError, write_json
 from msmon_io._losses import Losses
 from msmon_io._memory_writer import MemoryWriter
@@ -68,6 +68,7 @@ __all__ = [
     "run_dirs",
     "run_dirs_between",
     "write_json",
+    "write_text_csv",
     "writer_names",
 ]
 

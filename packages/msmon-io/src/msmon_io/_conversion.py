@@ -182,9 +182,8 @@ def replacing_directory(path: PathLike, made_by: str) -> Iterator[Path]:
         raise FileExistsError(
             f"{target} exists and is no output of {made_by}: it is left alone; choose another output directory"
         )
-    make_dir(target.parent)
-    filling = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex[:8]}.tmp")
-    make_dir(filling)
+    parent = Path(os.path.realpath(make_dir(target.parent)))
+    filling = make_dir(parent / f".{target.name[:100]}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         yield filling
         write_json(filling / _MARKER, {"made_by": made_by})

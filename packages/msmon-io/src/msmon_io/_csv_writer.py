@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msmon_io._cells import encode_cell
@@ -166,6 +166,26 @@ class CsvWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def write_text_csv(
+    path: PathLike, columns: Sequence[str], rows: Iterable[Sequence[str]], *, root: PathLike | None = None
+) -> None:
+    """Write a CSV file of texts, such as ``stack_info.csv``, whole or not at all. Mode 0640.
+
+    Cells are escaped as in all our CSV files: one line a row, whatever the texts hold.
+
+    Args:
+        columns: the header.
+        root: a directory that the file must not leave; default: the one it lies in.
+
+    Raises:
+        OutsideError: the file is not inside `root`.
+        OSError: it cannot be written; a file that was there is unharmed.
+    """
+    lines = [",".join(map(encode_cell, row)) for row in (columns, *rows)]
+    path = Path(os.path.abspath(path))
+    write_whole(inside(path, os.path.realpath(path.parent if root is None else root)), ("\n".join(lines) + "\n").encode())
 
 
 def mend(path: Path) -> str | None:

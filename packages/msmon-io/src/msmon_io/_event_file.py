@@ -59,7 +59,7 @@ class EventFile:
 
     Args:
         path: the file; its missing directories are made.
-        root: the directory that the file must not leave.
+        root: the directory that the file must not leave, with links followed.
 
     Raises:
         ImportError: tensorboard is not installed; the message says how to install it.

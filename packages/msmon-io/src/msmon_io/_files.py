@@ -22,10 +22,14 @@ class OutsideError(OSError):
     """A path leads out of the output directory, through a symbolic link or ``..``."""
 
 
-def inside(path: PathLike, root: PathLike) -> Path:
-    """The path with links followed, if it lies in `root`; else :class:`OutsideError`."""
-    real, real_root = os.path.realpath(path), os.path.realpath(root)
-    if os.path.commonpath([real, real_root]) != real_root:
+def inside(path: PathLike, real_root: PathLike) -> Path:
+    """The path with links followed, if it lies in `real_root`; else :class:`OutsideError`.
+
+    `real_root` is taken as it is, with links followed once by the caller: if a link is put in its place later, that
+    link leads out.
+    """
+    real = os.path.realpath(path)
+    if os.path.commonpath([real, real_root]) != os.fspath(real_root):
         raise OutsideError(f"{path} leads to {real}, which is outside of {real_root}: nothing is written there")
     return Path(real)
 
@@ -53,15 +57,15 @@ def make_dir(path: PathLike) -> Path:
     return target
 
 
-def make_dir_inside(path: PathLike, root: PathLike) -> Path:
-    """Make a directory in `root`, which must be there: what somebody removed is not brought back.
+def make_dir_inside(path: PathLike, real_root: PathLike) -> Path:
+    """Make a directory in `real_root`, which must be there: what somebody removed is not brought back.
 
     Returns:
         The directory with links followed.
     """
-    real = inside(path, root)
-    if not os.path.isdir(root):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(root))
+    real = inside(path, real_root)
+    if not os.path.isdir(real_root):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(real_root))
     return make_dir(real)
 
 
@@ -127,6 +131,6 @@ def write_json(path: PathLike, obj: Any, *, root: PathLike | None = None) -> Non
     data = json.dumps(obj, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
     target = Path(os.path.abspath(path))
     if root is not None:
-        inside(target.parent, root)
+        inside(target.parent, os.path.realpath(root))
     make_dir(target.parent)
     write_whole(target, data + b"\n")
