@@ -6,7 +6,7 @@ Everything is a view of what the optimizer has; nothing is gathered, swapped in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -153,66 +153,100 @@ class FlatMasterCopies(Parts):
         return Place(self.optimizer.fp32_groups_flat[index], offset, parameter.numel(), tuple(parameter.shape))
 
 
-class MappedFragments(Parts):
-    """ZeRO 1 and 2: parameters carry a mapping to their fragment of the rank's flat partition."""
+class FlatPartitions(Parts):
+    """ZeRO 1 and 2: the parameters of a group lie in one flat tensor, of which each rank has an equal part.
 
-    needs: tuple[str, ...] = ("single_partition_of_fp32_groups", "averaged_gradients", "optimizer")
+    DeepSpeed's own mapping (``_hp_mapping``) is not used: it takes the parameters in another order than they lie in
+    when ``round_robin_gradients`` is on.
+    """
+
+    needs: tuple[str, ...] = (
+        "round_robin_bit16_groups",
+        "single_partition_of_fp32_groups",
+        "real_dp_process_group",
+        "params_in_partition",
+        "averaged_gradients",
+        "optimizer",
+    )
     sharded = True
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer)
+        self._offsets: dict[int, tuple[int, int]] = {}
+        for group, parameters in enumerate(self.groups()):
+            offsets = accumulate((parameter.numel() for parameter in parameters), initial=0)
+            if hasattr(optimizer, "round_robin_bit16_offsets"):
+                # With gaps between the parameters.
+                offsets = optimizer.round_robin_bit16_offsets[group]
+            for parameter, offset in zip(parameters, offsets, strict=False):
+                self._offsets[id(parameter)] = (group, offset)
+
+    def groups(self) -> list[list[nn.Parameter]]:
+        """The parameters of each group in the order in which they lie."""
+        return list(self.optimizer.round_robin_bit16_groups)
+
+    def partitions(self) -> list[torch.Tensor]:
+        """The rank's part of each group, in single precision."""
+        return list(self.optimizer.single_partition_of_fp32_groups)
 
     def inner_optimizers(self) -> Iterator[Any]:
         yield self.optimizer.optimizer
 
-    def partitions(self) -> list[torch.Tensor]:
-        """The rank's flat partition of each parameter group."""
-        return list(self.optimizer.single_partition_of_fp32_groups)
-
     def knows(self, parameter: nn.Parameter) -> bool:
-        return hasattr(parameter, "_hp_mapping")
-
-    def place(self, parameter: nn.Parameter) -> Place | None:
-        mapping = _mapping(parameter)
-        if mapping is None:
-            return None
-        address = mapping.hp_fragment_address
-        return Place(self.partitions()[mapping.param_group_index], address.start, address.numel)
+        return id(parameter) in self._offsets
 
     def range(self, parameter: nn.Parameter) -> tuple[int, int]:
-        mapping = _mapping(parameter)
-        if mapping is None:
-            return 0, 0
-        address = mapping.lp_fragment_address
-        return address.start, address.start + address.numel
+        group, offset = self._offsets[id(parameter)]
+        begin = self._begin(group)
+        end = begin + self.partitions()[group].numel()
+        whole = parameter.numel()
+        start = min(max(begin - offset, 0), whole)
+        return start, max(start, min(end - offset, whole))
+
+    def place(self, parameter: nn.Parameter) -> Place | None:
+        start, stop = self.range(parameter)
+        if start == stop:
+            return None
+        group, offset = self._offsets[id(parameter)]
+        return Place(self.partitions()[group], offset + start - self._begin(group), stop - start)
+
+    def _begin(self, group: int) -> int:
+        rank = distributed.get_rank(self.optimizer.real_dp_process_group[group])
+        return rank * self.partitions()[group].numel()
 
     def averaged(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        mapping = _mapping(parameter)
-        if mapping is None:
-            return None
-        if mapping.use_offload:
-            # On its way to the CPU, or of an earlier step.
-            return None
-        group = (mapping.gradient_dict or {}).get(mapping.param_group_index)
-        if not group:
-            return None
-        gradient: torch.Tensor = group[parameter._index_in_param_group]  # type: ignore[attr-defined]
-        return gradient.detach().view(-1)
+        group, _ = self._offsets[id(parameter)]
+        # On its way to the CPU with offloading, or of an earlier step.
+        gradients = None if self.optimizer.cpu_offload else self.optimizer.averaged_gradients.get(group)
+        without_padding = (one for one in gradients or () if not getattr(one, "_zero_padding", False))
+        for one, gradient in zip(self.optimizer.params_in_partition[group], without_padding, strict=False):
+            if one is parameter:
+                return gradient.detach().view(-1)
+        return None
 
     def local_sum(self, parameter: nn.Parameter) -> torch.Tensor | None:
         total = getattr(parameter, "grad_accum", None)
         return None if total is None else total.detach().view(parameter.shape)
 
 
-class AccumulatedFragments(MappedFragments):
-    """``BF16_Optimizer``: fragments as in ZeRO 1, and the sum of the gradients in single precision on every rank."""
+class AccumulatedPartitions(FlatPartitions):
+    """``BF16_Optimizer``: parts as in ZeRO 1, and the sum of the gradients in single precision on every rank."""
 
-    needs = ("fp32_groups_flat_partition", "fp32_groups_gradients", "fp32_groups_has_gradients", "optimizer")
+    needs = (
+        "bf16_groups",
+        "fp32_groups_flat_partition",
+        "fp32_groups_gradients",
+        "fp32_groups_has_gradients",
+        "real_dp_process_group",
+        "optimizer",
+    )
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer)
-        self._indices = {
-            id(parameter): (group_index, index)
-            for group_index, group in enumerate(optimizer.bf16_groups)
-            for index, parameter in enumerate(group)
-        }
+        self._indices = {id(one): index for group in self.groups() for index, one in enumerate(group)}
+
+    def groups(self) -> list[list[nn.Parameter]]:
+        return list(self.optimizer.bf16_groups)
 
     def partitions(self) -> list[torch.Tensor]:
         return list(self.optimizer.fp32_groups_flat_partition)
@@ -223,7 +257,8 @@ class AccumulatedFragments(MappedFragments):
         return None if total is None or start == stop else total.view(-1)[start:stop]
 
     def local_sum(self, parameter: nn.Parameter) -> torch.Tensor | None:
-        group, index = self._indices[id(parameter)]
+        group, _ = self._offsets[id(parameter)]
+        index = self._indices[id(parameter)]
         if not self.optimizer.fp32_groups_has_gradients[group][index]:
             return None
         total: torch.Tensor = self.optimizer.fp32_groups_gradients[group][index]
@@ -278,8 +313,8 @@ class PartitionedParameters(Parts):
 
 KINDS: dict[str, type[Parts]] = {
     "DeepSpeedZeroOptimizer_Stage3": PartitionedParameters,
-    "DeepSpeedZeroOptimizer": MappedFragments,
-    "BF16_Optimizer": AccumulatedFragments,
+    "DeepSpeedZeroOptimizer": FlatPartitions,
+    "BF16_Optimizer": AccumulatedPartitions,
     "FP16_UnfusedOptimizer": MasterCopies,
     "FP16_Optimizer": FlatMasterCopies,
     "Optimizer": Parts,
@@ -295,7 +330,3 @@ def find_parts(optimizer: Any) -> Parts | None:
     if kind is None or is_a(optimizer, *UPDATED_ELSEWHERE) or not all(hasattr(optimizer, name) for name in kind.needs):
         return None
     return kind(optimizer)
-
-
-def _mapping(parameter: nn.Parameter) -> Any:
-    return getattr(parameter, "_hp_mapping", None)
