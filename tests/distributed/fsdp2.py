@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import parallelize_module
 
 from .prove import Trained, plain_step, prove
-from .workload import batch, loss_of, make_model, make_optimizer
+from .tensor_parallel import PLAN
+from .workload import batch, loss_of, make_model
 
 
 def _accumulating_step(model: Any, optimizer: Any, rank: int, acc: int) -> Callable[[int], float]:
@@ -35,18 +36,19 @@ def build(
     grad_acc_steps: int = 1,
     sync_each: bool = False,
     mesh: tuple[int, ...] = (2,),
+    names: tuple[str, ...] = ("shard",),
     reshard: bool = True,
     offload: bool = False,
 ) -> Trained:
-    """One training. ``mesh``: ``(2,)`` shards; ``(2, 1)`` replicates; of three, the last is tensor parallel."""
+    """One training. ``names``: what each dimension of ``mesh`` does, ``replicate``, ``shard`` or ``tensor``."""
     rank = torch.distributed.get_rank()
-    names = ("replicate", "shard", "tensor")[: len(mesh)] if len(mesh) > 1 else ("shard",)
     devices = init_device_mesh("cpu", mesh, mesh_dim_names=names)
     model: Any = make_model()
     if "tensor" in names:
-        plan = {"fc1": ColwiseParallel(use_local_output=True), "fc2": RowwiseParallel()}
-        parallelize_module(model, devices["tensor"], plan)
+        parallelize_module(model, devices["tensor"], PLAN)
         devices = devices["shard"]
+        # Ranks of one tensor-parallel group see the same batches.
+        rank = devices.get_local_rank()
     policy: dict[str, Any] = {"mesh": devices, "reshard_after_forward": reshard}
     policy["offload_policy"] = CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
     if bf16:
@@ -54,7 +56,8 @@ def build(
     for layer in model.children():
         fully_shard(layer, **policy)
     fully_shard(model, **policy)
-    optimizer = make_optimizer(model.parameters())
+    # One kernel for DTensors of different meshes exists only without foreach.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach="tensor" not in names)
     if grad_acc_steps > 1 and not sync_each:
         step = _accumulating_step(model, optimizer, rank, grad_acc_steps)
     else:

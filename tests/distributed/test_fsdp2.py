@@ -9,8 +9,8 @@ VARIANTS = {
     "fsdp2": {},
     "fsdp2 gradient sync off": {"grad_acc_steps": 2},
     "fsdp2 reshard_after_forward=False": {"reshard": False},
-    "fsdp2 mesh 2x1 (replicas)": {"mesh": (2, 1)},
-    "fsdp2 mesh 1x2 (shards)": {"mesh": (1, 2)},
+    "fsdp2 mesh 2x1 (replicas)": {"mesh": (2, 1), "names": ("replicate", "shard")},
+    "fsdp2 mesh 1x2 (shards)": {"mesh": (1, 2), "names": ("replicate", "shard")},
     "fsdp2 CPU offload": {"offload": True},
 }
 
