@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from msmon_stats.torch import _operators
 from msmon_stats.torch._values import local, unsupported_reason
 
 
-@lru_cache(maxsize=None)
+@cache
 def usable_kernels(device_type: str) -> tuple[str, ...]:
     """The kernels that can read tensors on a device, the fastest first."""
     if device_type == "cpu" and has_cpu_kernel():
