@@ -51,3 +51,9 @@ def choose(kernel: str | None, usable: tuple[str, ...]) -> str:
 def has_cpu_kernel() -> bool:
     """Whether what the compiled CPU kernels need is installed."""
     return importlib.util.find_spec("llvmlite") is not None
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
