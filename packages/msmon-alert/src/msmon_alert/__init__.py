@@ -6,15 +6,28 @@ from msmon_alert.config import rules_from_config
 from msmon_alert.monitor import Monitor
 from msmon_alert.record import anomaly_record
 from msmon_alert.rule import ColumnRule, Rule
-from msmon_alert.rules import AnomalyNan, AnomalyTurbulence
+from msmon_alert.rules import (
+    AnomalyDead,
+    AnomalyFrozen,
+    AnomalyNan,
+    AnomalyOverwritten,
+    AnomalySpike,
+    AnomalyTurbulence,
+    AnomalyVanish,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Alert",
+    "AnomalyDead",
     "AnomalyFile",
+    "AnomalyFrozen",
     "AnomalyNan",
+    "AnomalyOverwritten",
+    "AnomalySpike",
     "AnomalyTurbulence",
+    "AnomalyVanish",
     "ColumnRule",
     "Fired",
     "Monitor",
