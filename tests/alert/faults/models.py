@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pydoc_data.topics
 
 import numpy as np
@@ -103,7 +104,7 @@ class SmallMLP(nn.Sequential):
     def __init__(self) -> None:
         sizes = [32, 64, 64, 64, 64]
         layers: dict[str, nn.Module] = {}
-        for number, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False), start=1):
+        for number, (before, after) in enumerate(itertools.pairwise(sizes), start=1):
             layers[f"fc{number}"] = nn.Linear(before, after)
             layers[f"relu{number}"] = nn.ReLU()
         layers["head"] = nn.Linear(sizes[-1], 10)
