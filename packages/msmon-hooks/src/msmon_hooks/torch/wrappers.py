@@ -1,0 +1,43 @@
+"""Wrappers around a model or an optimizer, and the plain objects inside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+# By class name, so that no engine has to be imported to find out that it is not there.
+_MODEL_WRAPPERS = frozenset(
+    {"DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "Float16Module", "OptimizedModule"}
+)
+_INNER = ("_orig_mod", "module")
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return any(cls.__name__ in _MODEL_WRAPPERS for cls in type(module).__mro__)
+
+
+def wrapper_prefix(model: nn.Module) -> str:
+    """The path from ``model`` to the user's own model, with a dot behind it; empty where there is no wrapper.
+
+    Example:
+        >>> wrapper_prefix(nn.DataParallel(nn.Linear(2, 2)))
+        'module.'
+    """
+    prefix = ""
+    while _is_wrapper(model):
+        inner = next((name for name in _INNER if isinstance(getattr(model, name, None), nn.Module)), None)
+        if inner is None:
+            break
+        prefix, model = f"{prefix}{inner}.", getattr(model, inner)
+    return prefix
+
+
+def unwrapped_optimizer(optimizer: Any) -> Any:
+    """The object whose ``step`` updates the weights: what accelerate and similar wrappers hold in ``optimizer``."""
+    while not hasattr(optimizer, "register_step_pre_hook") and hasattr(optimizer, "optimizer"):
+        inner = optimizer.optimizer
+        if not hasattr(inner, "step") or inner is optimizer:
+            break
+        optimizer = inner
+    return optimizer

@@ -1,0 +1,101 @@
+"""All partials of a step and their transfer to the host, for MindSpore."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, mint, ops
+
+from msmon_stats._fields import MIN, SUMSQ, WIDTH
+from msmon_stats.mindspore._partial import as_array, host_rows, partial_many
+from msmon_stats.mindspore._values import on_host, unsupported_reason
+
+Matrix = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Transfer:
+    """The rows of one step on their way to the host."""
+
+    def __init__(self, groups: list[tuple[range, Any]]) -> None:
+        self._groups = groups
+
+    def matrix(self) -> Matrix:
+        """Wait for the copy: float64 ``[n, 8]`` on the host; the row index is the handle."""
+        result = np.zeros((sum(len(handles) for handles, _ in self._groups), WIDTH))
+        device = [(handles, rows) for handles, rows in self._groups if not isinstance(rows, np.ndarray)]
+        if device:
+            copied = ops.concat([rows for _, rows in device]).asnumpy()
+            start = 0
+            for handles, _ in device:
+                result[handles] = copied[start : start + len(handles)]
+                start += len(handles)
+        for handles, rows in self._groups:
+            if isinstance(rows, np.ndarray):
+                result[handles] = rows
+        return result
+
+
+class PartialBuffer:
+    """Collects the partials of a step. See :class:`msmon_stats.torch.PartialBuffer`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: list[tuple[range, Any]] = []
+        self._count = 0
+
+    def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
+        """Compute partials; a handle for each tensor, -1 for an unsupported one."""
+        handles = [-1] * len(tensors)
+        for host in (True, False):
+            members = [
+                i for i, tensor in enumerate(tensors) if unsupported_reason(tensor) is None and on_host(tensor) is host
+            ]
+            if not members:
+                continue
+            group = [tensors[i] for i in members]
+            rows = self._host(group, eps, scale) if host else self._device(group, eps, scale)
+            for i, handle in zip(members, self._append(rows, len(members)), strict=True):
+                handles[i] = handle
+        return handles
+
+    def put(self, values: Any) -> int:
+        """Let up to 8 numbers ride in the same transfer; the columns that stay free are 0."""
+        flat = values.reshape(1, -1)
+        if on_host(values):
+            row = np.zeros((1, WIDTH))
+            row[:, : flat.shape[1]] = as_array(flat)
+            return self._append(row, 1)[0]
+        free = mint.zeros((1, WIDTH - flat.shape[1]), dtype=flat.dtype)
+        return self._append(ops.concat((flat, free), 1), 1)[0]
+
+    def transfer(self) -> Transfer:
+        """Hand over the rows of this step and start again at handle 0."""
+        with self._lock:
+            groups, self._groups, self._count = self._groups, [], 0
+        return Transfer(groups)
+
+    @staticmethod
+    def _host(group: list[Any], eps: Any, scale: Any) -> Matrix:
+        factor = 1.0 if scale is None else float(as_array(scale)) if isinstance(scale, Tensor) else float(scale)
+        eps = float(as_array(eps)) if isinstance(eps, Tensor) else float(eps)
+        rows = host_rows(group, eps * factor)
+        rows[:, MIN:] /= factor
+        rows[:, SUMSQ] /= factor
+        return rows
+
+    @staticmethod
+    def _device(group: list[Any], eps: Any, scale: Any) -> Any:
+        if scale is None:
+            return partial_many(group, eps)
+        rows = partial_many(group, eps * scale)
+        return ops.concat((rows[:, :MIN], rows[:, MIN:SUMSQ] / scale, rows[:, SUMSQ:] / scale / scale), 1)
+
+    def _append(self, rows: Any, count: int) -> range:
+        with self._lock:
+            handles = range(self._count, self._count + count)
+            self._groups.append((handles, rows))
+            self._count = handles.stop
+        return handles

@@ -1,0 +1,66 @@
+"""All partials of a step in one array, for numpy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from msmon_stats._fields import WIDTH
+from msmon_stats._rows import Matrix, unscale
+from msmon_stats.numpy._partial import partial_many
+from msmon_stats.numpy._values import unsupported_reason
+
+
+class Transfer:
+    """The rows of one step. They lie on the host already."""
+
+    def __init__(self, rows: list[Matrix]) -> None:
+        self._rows = rows
+
+    def matrix(self) -> Matrix:
+        """float64 ``[n, 8]``; the row index is the handle."""
+        return np.concatenate(self._rows) if self._rows else np.empty((0, WIDTH))
+
+
+class PartialBuffer:
+    """Collects the partials of a step. See :class:`msmon_stats.torch.PartialBuffer`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: list[Matrix] = []
+        self._count = 0
+
+    def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
+        """Compute partials; a handle for each array, -1 for an unsupported one."""
+        supported = [i for i, tensor in enumerate(tensors) if unsupported_reason(tensor) is None]
+        handles = [-1] * len(tensors)
+        if supported:
+            scale = 1.0 if scale is None else float(scale)
+            rows = partial_many([tensors[i] for i in supported], float(eps) * scale)
+            unscale(rows, scale)
+            first = self._append(rows)
+            for row, i in enumerate(supported):
+                handles[i] = first + row
+        return handles
+
+    def put(self, values: Any) -> int:
+        """Let up to 8 numbers ride in the same transfer; the columns that stay free are 0."""
+        row = np.zeros((1, WIDTH))
+        row[0, : len(values)] = values
+        return self._append(row)
+
+    def _append(self, rows: Matrix) -> int:
+        with self._lock:
+            first = self._count
+            self._rows.append(rows)
+            self._count += len(rows)
+        return first
+
+    def transfer(self) -> Transfer:
+        """Hand over the rows of this step and start again at handle 0."""
+        with self._lock:
+            rows, self._rows, self._count = self._rows, [], 0
+        return Transfer(rows)
