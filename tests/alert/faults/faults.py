@@ -310,4 +310,7 @@ GRADUAL: dict[str, Maker] = {
 }
 """The others: at the right layer within two steps."""
 
+FAULTS = EXACT | GRADUAL
+
+RANKS_ONLY = frozenset({"nan_on_one_rank"})
 GPT_ONLY = frozenset({"unused_expert", "violent_update"})

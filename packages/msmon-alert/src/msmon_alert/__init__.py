@@ -15,6 +15,7 @@ from msmon_alert.rules import (
     AnomalyTurbulence,
     AnomalyVanish,
 )
+from msmon_alert.sorting import SortedAnomalies, find_anomaly_files, first_anomalies
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,9 @@ __all__ = [
     "Fired",
     "Monitor",
     "Rule",
+    "SortedAnomalies",
     "anomaly_record",
+    "find_anomaly_files",
+    "first_anomalies",
     "rules_from_config",
 ]
