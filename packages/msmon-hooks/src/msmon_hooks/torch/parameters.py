@@ -26,17 +26,6 @@ class Weight:
     aliases: tuple[str, ...] = ()
     """Further names of a tied parameter."""
 
-    def describe(self) -> dict[str, Any]:
-        """The entry in ``run.json``: name, shape, dtype and number of elements."""
-        return {
-            "name": self.name,
-            "vpp_stage": self.vpp_stage,
-            "shape": list(self.parameter.shape),
-            "dtype": str(self.parameter.dtype),
-            "numel": self.parameter.numel(),
-            "aliases": list(self.aliases),
-        }
-
 
 def named_weights(models: Sequence[nn.Module]) -> list[Weight]:
     """Every parameter of the model chunks, in the order of ``named_parameters()``.

@@ -13,8 +13,18 @@ _MODEL_WRAPPERS = frozenset(
 _INNER = ("_orig_mod", "module")
 
 
+def is_a(value: object, *names: str) -> bool:
+    """Whether a class of one of these names is among the classes of ``value``; imports nothing to find out.
+
+    Example:
+        >>> is_a(nn.Linear(2, 2), "Module")
+        True
+    """
+    return any(cls.__name__ in names for cls in type(value).__mro__)
+
+
 def _is_wrapper(module: nn.Module) -> bool:
-    return any(cls.__name__ in _MODEL_WRAPPERS for cls in type(module).__mro__)
+    return is_a(module, *_MODEL_WRAPPERS)
 
 
 def wrapper_prefix(model: nn.Module) -> str:
