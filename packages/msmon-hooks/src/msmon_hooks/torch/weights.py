@@ -151,6 +151,7 @@ class WeightHooks:
         if self._clock.sampled and self._parts.weights is not None:
             self._parts.weights.run(self._read_weights, "param_updated")
         self._measured.clear()
+        self._source.step_ends()
 
     def current_gradients(self) -> list[tuple[Weight, torch.Tensor]]:
         """The gradients that the optimizer would consume now."""
