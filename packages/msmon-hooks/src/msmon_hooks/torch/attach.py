@@ -152,7 +152,7 @@ def _attach(
     owned = attachment.registrations
 
     def part(name: str) -> Part:
-        return Part(name, lambda part, reason: coverage.note(f"{part}: switched off after {reason}"))
+        return Part(name, coverage.part_failed)
 
     steps = part("steps")
     forwards = TrainingForwards(clock, steps)
