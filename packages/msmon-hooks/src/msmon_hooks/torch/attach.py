@@ -18,7 +18,7 @@ from msmon_hooks.torch.activation_gradients import ActivationGradients
 from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.modules import ModuleHooks, TrainingForwards
+from msmon_hooks.torch.modules import ModuleHooks, TrainingForwards, named_modules
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
 from msmon_hooks.torch.parameters import Weight, named_weights, split_by_request
 from msmon_hooks.torch.weights import WeightHooks, WeightParts
@@ -146,7 +146,8 @@ def _attach(
     forwards.attach(models, owned)
 
     modules: ModuleHooks | None = None
-    known: list[str] = [weight.name for weight in attachment.weights]
+    known = [weight.name for weight in attachment.weights]
+    known += [name for model in models for name, _ in named_modules(model)]
     if request.activations or request.activation_gradients:
         gradients = None
         if request.activation_gradients:
@@ -163,7 +164,7 @@ def _attach(
             gradients=gradients,
             forward=request.activations,
         )
-        known += modules.attach(models, request.targets, owned)
+        modules.attach(models, request.targets, owned)
     forwards.attach_ends(owned)
 
     plain_optimizer = unwrapped_optimizer(optimizer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -13,15 +15,21 @@ from msmon_hooks.torch.parameters import Weight
 
 
 class _Accumulated(Hook):
-    """Runs when autograd has added to ``param.grad``: the value is the sum over the micro-steps so far."""
+    """Runs when autograd has added to ``param.grad``: the value is the sum over the micro-steps so far.
+
+    Autograd holds the hooks of a parameter where Python's garbage collector cannot look. A hook that led back to the
+    parameter would keep the model alive for ever, so everything is held weakly: whoever asked for the hook lives as
+    long as the optimizer's hooks do.
+    """
 
     def __init__(self, weight: Weight, on_ready: OnReady) -> None:
-        self.weight = weight
-        self.on_ready = on_ready
+        self.weight = weakref.ref(weight)
+        self.on_ready = weakref.WeakMethod(on_ready) if inspect.ismethod(on_ready) else lambda: on_ready
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            self.on_ready(self.weight, parameter.grad)
+        weight, on_ready = self.weight(), self.on_ready()
+        if weight is not None and on_ready is not None and parameter.grad is not None:
+            on_ready(weight, parameter.grad)
 
 
 class PlainGradients(GradientSource):
