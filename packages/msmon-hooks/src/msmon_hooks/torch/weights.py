@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,6 +151,7 @@ class WeightHooks:
         if self._clock.sampled and self._parts.weights is not None:
             self._parts.weights.run(self._read_weights, "param_updated")
         self._measured.clear()
+        self._source.step_ends()
 
     def current_gradients(self) -> list[tuple[Weight, torch.Tensor]]:
         """The gradients that the optimizer would consume now."""
@@ -240,14 +242,15 @@ class WeightHooks:
 
 
 class _Ready:
-    """What a gradient source calls."""
+    """What a gradient source calls. Hooks of parameters hold it, so it must not lead back to the parameters."""
 
     def __init__(self, hooks: WeightHooks) -> None:
-        self._hooks = hooks
+        self._hooks = weakref.ref(hooks)
 
     @property
     def wanted(self) -> bool:
-        return self._hooks.wants_gradients
+        hooks = self._hooks()
+        return hooks is not None and hooks.wants_gradients
 
     def __call__(
         self,
@@ -257,4 +260,6 @@ class _Ready:
         scale: Any = None,
         complete: bool = False,
     ) -> None:
-        self._hooks.gradient_ready(weight, gradient, micro_step, scale, complete)
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.gradient_ready(weight, gradient, micro_step, scale, complete)

@@ -44,8 +44,14 @@ def wrapper_prefix(model: nn.Module) -> str:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """The object whose ``step`` updates the weights: what accelerate and similar wrappers hold in ``optimizer``."""
+    """The object whose ``step`` is a step of the training: what accelerate and similar wrappers hold in ``optimizer``.
+
+    The optimizers of DeepSpeed and Megatron hold one too, but call its ``step`` several times a step, or not at all
+    when they skip one.
+    """
     while not hasattr(optimizer, "register_step_pre_hook") and hasattr(optimizer, "optimizer"):
+        if is_a(optimizer, "DeepSpeedOptimizer", "MegatronOptimizer"):
+            break
         inner = optimizer.optimizer
         if not hasattr(inner, "step") or inner is optimizer:
             break

@@ -76,16 +76,15 @@ class GradientSource:
     ) -> None:
         self.models = models
         self.optimizer = optimizer
-        """The optimizer as the engine's user passed it, unwrapped from accelerate and its like."""
+        """The one whose ``step`` is a step of the training: what the script passed, unwrapped from accelerate and its
+        like, or what the engine has in its place."""
         self.main_grad = main_grad
         self.groups = groups or Groups()
         self.coverage = coverage or Coverage()
         """For ``note(text)``: what the reader of the files should know."""
-        self.part = Part(
-            "gradients before the reduction",
-            lambda name, reason: self.coverage.note(f"{name}: switched off after {reason}"),
-        )
+        self.part = Part("gradients before the reduction", self.coverage.part_failed)
         """Runs what reads the engine's inside, which may differ in another version: ``part.run(function, ...)``."""
+        self._trained: set[int] | None = None
 
     @classmethod
     def matches(cls, models: Sequence[nn.Module], optimizer: Any) -> bool:
@@ -95,6 +94,13 @@ class GradientSource:
     def weights(self) -> list[Weight]:
         """Every parameter, under its plain name; ``Weight.parameter`` is the one that the optimizer has."""
         return named_weights(self.models)
+
+    def trains(self, weight: Weight) -> bool:
+        """Whether the optimizer updates the parameter."""
+        if self._trained is None:
+            groups = getattr(self.optimizer, "param_groups", ())
+            self._trained = {id(parameter) for group in groups for parameter in group["params"]}
+        return not self._trained or id(weight.parameter) in self._trained
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
         """Call ``on_ready`` whenever the gradient of a parameter is complete on this rank and not yet reduced.
@@ -172,3 +178,13 @@ class GradientSource:
     def scale(self) -> float | torch.Tensor | None:
         """What the gradients at ``reduced`` are still multiplied by (loss scaling), or None."""
         return None
+
+    def skipped(self, result: Any) -> bool:
+        """Whether the step that has just ended changed nothing, because a loss scaler found an overflow.
+
+        ``result`` is what the optimizer's ``step`` returned.
+        """
+        return False
+
+    def step_ends(self) -> None:
+        """The optimizer's step is over: forget what was kept for it."""
