@@ -240,7 +240,8 @@ class BaseTrainerMon(ABC):
         )
 
     def _on_step(self, collected: CollectedStep) -> None:
-        assert self._pipeline is not None and self._clock is not None
+        assert self._pipeline is not None
+        assert self._clock is not None
         self._pipeline.submit(collected)
         if self._clock.exhausted and self._attachment is not None:
             self._attachment.retire()

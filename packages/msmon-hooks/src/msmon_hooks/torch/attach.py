@@ -19,7 +19,7 @@ from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.groups import Groups
 from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.modules import ModuleHooks, TrainingForwards
+from msmon_hooks.torch.modules import ModuleHooks, TrainingForwards, named_modules
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
 from msmon_hooks.torch.parameters import split_by_request
 from msmon_hooks.torch.weights import WeightHooks, WeightParts
@@ -152,14 +152,15 @@ def _attach(
     owned = attachment.registrations
 
     def part(name: str) -> Part:
-        return Part(name, lambda part, reason: coverage.note(f"{part}: switched off after {reason}"))
+        return Part(name, coverage.part_failed)
 
     steps = part("steps")
     forwards = TrainingForwards(clock, steps)
     forwards.attach(models, owned)
 
     modules: ModuleHooks | None = None
-    known: list[str] = [weight.name for weight in attachment.weights]
+    known = [weight.name for weight in attachment.weights]
+    known += [name for model in models for name, _ in named_modules(model)]
     if request.activations or request.activation_gradients:
         gradients = None
         if request.activation_gradients:
@@ -176,7 +177,7 @@ def _attach(
             gradients=gradients,
             forward=request.activations,
         )
-        known += modules.attach(models, request.targets, owned)
+        modules.attach(models, request.targets, owned)
     forwards.attach_ends(owned)
 
     weights = _attach_weights(attachment, source, request, clock, observer, coverage, part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -241,14 +242,15 @@ class WeightHooks:
 
 
 class _Ready:
-    """What a gradient source calls."""
+    """What a gradient source calls. Hooks of parameters hold it, so it must not lead back to the parameters."""
 
     def __init__(self, hooks: WeightHooks) -> None:
-        self._hooks = hooks
+        self._hooks = weakref.ref(hooks)
 
     @property
     def wanted(self) -> bool:
-        return self._hooks.wants_gradients
+        hooks = self._hooks()
+        return hooks is not None and hooks.wants_gradients
 
     def __call__(
         self,
@@ -258,4 +260,6 @@ class _Ready:
         scale: Any = None,
         complete: bool = False,
     ) -> None:
-        self._hooks.gradient_ready(weight, gradient, micro_step, scale, complete)
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.gradient_ready(weight, gradient, micro_step, scale, complete)

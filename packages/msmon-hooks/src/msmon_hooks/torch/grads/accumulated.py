@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,16 +18,20 @@ class Accumulated(Hook):
 
     Hooks of this kind run inside autograd's accumulation; those by which DDP and FSDP1 begin their reductions run
     behind it.
+
+    Autograd holds the hooks of a parameter where Python's garbage collector cannot look. A hook that led back to the
+    parameter would keep the model alive for ever, so the weight is held weakly, and so must be what ``on_ready`` and
+    ``complete`` lead to: whoever asked for the hook lives as long as the optimizer's hooks do.
     """
 
     def __init__(self, weight: Weight, on_ready: OnReady, complete: Callable[[], bool]) -> None:
-        self.weight = weight
+        self.weight = weakref.ref(weight)
         self.on_ready = on_ready
         self.complete = complete
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        if self.on_ready.wanted and parameter.grad is not None:
-            self.on_ready(self.weight, parameter.grad, complete=self.complete())
+        if self.on_ready.wanted and parameter.grad is not None and (weight := self.weight()) is not None:
+            self.on_ready(weight, parameter.grad, complete=self.complete())
 
 
 def hook_accumulation(

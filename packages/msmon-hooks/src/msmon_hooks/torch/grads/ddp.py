@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ class DDPGradients(GradientSource):
                 inside,
                 on_ready,
                 registrations,
-                complete=lambda ddp=wrapper: _reduces_now(ddp),  # type: ignore[misc]
+                complete=lambda ddp=weakref.ref(wrapper): _reduces_now(ddp()),  # type: ignore[misc]
             )
         hook_accumulation(list(left.values()), on_ready, registrations)
 
