@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from msmon_stats._backend import backend_of
@@ -43,7 +44,7 @@ def histogram(tensor: Any, edges: Sequence[float]) -> Any:
 def check_edges(edges: Sequence[float]) -> tuple[float, ...]:
     """The edges as floats, or ValueError."""
     checked = tuple(float(edge) for edge in edges)
-    ascending = all(a < b for a, b in zip(checked, checked[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(checked))
     if len(checked) < 2 or not ascending or not all(map(math.isfinite, checked)):
         raise ValueError(f"edges must be at least two finite numbers in ascending order, not {list(edges)}")
     return checked
