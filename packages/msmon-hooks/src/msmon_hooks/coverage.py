@@ -1,0 +1,90 @@
+"""What was expected, what was seen, and why the rest was not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+NOT_FIRED = "hook did not fire"
+
+
+class Coverage:
+    """Counts tensors by data type. A tensor counts once, however many steps and micro-steps it is seen in.
+
+    Example:
+        >>> coverage = Coverage()
+        >>> coverage.expect("grad_reduced", "fc1.weight"); coverage.expect("grad_reduced", "fc2.weight")
+        >>> coverage.saw("grad_reduced", ["fc1.weight"])
+        >>> coverage.explain("grad_reduced", "fc2.weight", "no gradient")
+        >>> coverage.totals()
+        (2, 1)
+        >>> coverage.to_dict()["missing"]
+        [{'data_type': 'grad_reduced', 'name': 'fc2.weight', 'reason': 'no gradient'}]
+    """
+
+    def __init__(self) -> None:
+        self._expected: dict[str, dict[str, str]] = {}
+        self._seen: dict[str, set[str]] = {}
+        self._notes: dict[str, None] = {}
+        self._skipped_steps: list[int] = []
+        self._lock = threading.Lock()
+
+    def expect(self, data_type: str, name: str, reason: str = NOT_FIRED) -> None:
+        """A tensor should be seen; ``reason`` is what is said where it is not."""
+        with self._lock:
+            self._expected.setdefault(data_type, {}).setdefault(name, reason)
+
+    def withdraw(self, data_type: str, name: str) -> None:
+        """The tensor is no longer expected: what it stood for is now listed by other names."""
+        with self._lock:
+            self._expected.get(data_type, {}).pop(name, None)
+
+    def explain(self, data_type: str, name: str, reason: str) -> None:
+        """Why a tensor was not seen, in place of the reason so far."""
+        with self._lock:
+            self._expected.setdefault(data_type, {})[name] = reason
+
+    def saw(self, data_type: str, names: Iterable[str]) -> None:
+        """Tensors of which a row exists."""
+        with self._lock:
+            self._seen.setdefault(data_type, set()).update(names)
+
+    def note(self, text: str) -> None:
+        """Something that the reader of the files should know; kept once."""
+        with self._lock:
+            self._notes[text] = None
+
+    def part_failed(self, part: str, reason: str) -> None:
+        """What a :class:`~msmon_hooks.Part` calls when it is switched off."""
+        self.note(f"{part}: switched off after {reason}")
+
+    def skipped_step(self, step: int) -> None:
+        """A step whose update the loss scaler skipped."""
+        with self._lock:
+            self._skipped_steps.append(step)
+
+    def totals(self) -> tuple[int, int]:
+        """How many tensors were expected, and how many of all kinds were seen."""
+        document = self.to_dict()
+        return sum(document["expected"].values()), sum(document["seen"].values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of ``coverage.json``: per data type expected and seen, and what is missing."""
+        with self._lock:
+            types = sorted({*self._expected, *self._seen})
+            missing = [
+                {"data_type": data_type, "name": name, "reason": reason}
+                for data_type in types
+                for name, reason in self._expected.get(data_type, {}).items()
+                if name not in self._seen.get(data_type, ())
+            ]
+            expected = {t: len({*self._expected.get(t, ()), *self._seen.get(t, ())}) for t in types}
+            return {
+                "schema": 1,
+                "expected": expected,
+                "seen": {t: len(self._seen.get(t, ())) for t in types},
+                "missing": missing,
+                "notes": list(self._notes),
+                "skipped_steps": list(self._skipped_steps),
+            }

@@ -1,0 +1,78 @@
+"""Everything that a monitor puts onto other people's objects, and takes off again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+_ABSENT = object()
+
+
+class Removable(Protocol):
+    """A hook handle as frameworks return it."""
+
+    def remove(self) -> None:
+        """Take the hook off."""
+
+
+class Registrations:
+    """Owns hook handles and patched attributes; :meth:`close` undoes all of them, last one first.
+
+    Example:
+        >>> class Loop:
+        ...     def step(self): return "plain"
+        >>> loop = Loop()
+        >>> with Registrations() as owned:
+        ...     owned.patch(loop, "step", lambda original: lambda: "seen " + original())
+        ...     loop.step()
+        'seen plain'
+        >>> loop.step(), "step" in vars(loop)
+        ('plain', False)
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._undo)
+
+    def __enter__(self) -> Registrations:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def add(self, handle: Removable) -> None:
+        """Own a hook handle."""
+        self._undo.append(handle.remove)
+
+    def callback(self, undo: Callable[[], None]) -> None:
+        """Call ``undo`` at :meth:`close`."""
+        self._undo.append(undo)
+
+    def patch(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace ``owner.name`` by ``make(original)`` until :meth:`close`.
+
+        Where somebody patched over the replacement meanwhile, it stays in place and must do nothing but call the
+        original; taking it out from under the later patch would break that one.
+        """
+        before = vars(owner).get(name, _ABSENT)
+        replacement = make(getattr(owner, name))
+        setattr(owner, name, replacement)
+
+        def restore() -> None:
+            if vars(owner).get(name, _ABSENT) is not replacement:
+                return
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+        self._undo.append(restore)
+
+    def close(self) -> None:
+        """Undo everything, also when one of the steps raises; harmless when called again."""
+        with contextlib.ExitStack() as stack:
+            while self._undo:
+                stack.callback(self._undo.pop(0))

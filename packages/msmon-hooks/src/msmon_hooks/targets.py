@@ -1,0 +1,95 @@
+"""Which modules and parameters a configuration asks for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from attrs import field, frozen
+
+SLOTS = ("input", "output", "input_grad", "output_grad")
+
+
+@frozen(kw_only=True)
+class Selector:
+    """Which elements of a module's inputs or outputs are meant.
+
+    Example:
+        >>> Selector(length=2, index=1).admits("1"), Selector(length=2, index=1).admits("0")
+        (True, False)
+    """
+
+    length: int | None = None
+    """How many elements there should be; None: any number."""
+    index: int | None = None
+    """The one element that is monitored; None: all of them."""
+
+    def admits(self, first: str) -> bool:
+        """Whether the element whose path begins with ``first`` is selected."""
+        return self.index is None or first == str(self.index)
+
+
+EVERYTHING = Selector()
+
+
+@frozen(kw_only=True)
+class Target:
+    """What is monitored of one module: a selector for each of ``input``, ``output``, ``input_grad``, ``output_grad``.
+
+    An empty mapping stands for all four.
+    """
+
+    selectors: Mapping[str, Selector] = field(factory=dict)
+
+    def selector(self, slot: str) -> Selector | None:
+        """The selector of a slot, or None where the slot is not monitored."""
+        return self.selectors.get(slot) if self.selectors else EVERYTHING
+
+
+class Targets:
+    """Matches names of modules and parameters against the configured ones.
+
+    Args:
+        wanted: name, with or without a stage prefix (``"1:layers.0"``), to :class:`Target`.
+        all_modules: monitor the activations of every module; a named one follows its own target.
+
+    Example:
+        >>> targets = Targets({"fc2": Target()})
+        >>> targets.module(0, "fc1"), targets.parameter(0, "fc2.weight"), targets.parameter(0, "fc1.weight")
+        (None, True, False)
+    """
+
+    def __init__(self, wanted: Mapping[str, Target], *, all_modules: bool = False) -> None:
+        self._wanted = dict(wanted)
+        self._all_modules = all_modules or not wanted
+        self._matched: set[str] = set()
+
+    def _find(self, stage: int, name: str) -> Target | None:
+        for key in (f"{stage}:{name}", name):
+            if key in self._wanted:
+                self._matched.add(key)
+                return self._wanted[key]
+        return None
+
+    def module(self, stage: int, name: str) -> Target | None:
+        """The target of a module's activations, or None. A module stands for itself only."""
+        found = self._find(stage, name)
+        return found if found is not None or not self._all_modules else Target()
+
+    def parameter(self, stage: int, name: str) -> bool:
+        """Whether a parameter is monitored: by its own name, or by that of a module above it."""
+        if not self._wanted:
+            return True
+        parts = name.split(".")
+        above = [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
+        # All of them are looked up, so that every configured name that matches is known to have matched.
+        return any([self._find(stage, prefix) is not None for prefix in above])  # noqa: C419
+
+    def unmatched(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """The configured names that matched nothing so far, each with the nearest of ``names``."""
+        known = list(names)
+        return {
+            name: difflib.get_close_matches(name.partition(":")[2] or name, known, n=3)
+            for name in self._wanted
+            if name not in self._matched
+        }

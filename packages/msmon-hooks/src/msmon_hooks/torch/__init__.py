@@ -1,0 +1,11 @@
+"""The PyTorch half: :func:`attach` puts every hook that a monitor needs onto a model and its optimizer."""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("msmon_hooks.torch needs PyTorch: pip install 'msmon-hooks[torch]'") from error
+
+from msmon_hooks.torch.attach import Attachment, Request, attach
+from msmon_hooks.torch.groups import Groups, group_ranks
+
+__all__ = ["Attachment", "Groups", "Request", "attach", "group_ranks"]
