@@ -233,7 +233,7 @@ def _attach_steps(
     owned: Registrations,
 ) -> None:
     def begins(gradients_ready: bool) -> None:
-        if gradients_ready:
+        if gradients_ready and not inside:
             evaluated()
         if weights is not None:
             steps.run(weights.step_begins)
@@ -241,6 +241,8 @@ def _attach_steps(
     def evaluated() -> None:
         if weights is not None:
             steps.run(weights.gradients_ready)
+
+    inside = source.attach_update(evaluated, owned)
 
     def ends(result: Any) -> None:
         if weights is not None:
