@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msmon_hooks._events import TensorRef
+from msmon_hooks._events import Shard, TensorRef
 
 
 class RefCache:
@@ -32,6 +32,7 @@ class RefCache:
         dtype: str,
         is_input: bool = False,
         requires_grad: bool = True,
+        shard: Shard | None = None,
     ) -> TensorRef:
         """The description with these fields."""
         key = (data_type, name, vpp_stage, micro_step)
@@ -44,8 +45,19 @@ class RefCache:
             or ref.dtype != dtype
             or ref.requires_grad != requires_grad
             or ref.is_input != is_input
+            or ref.shard is not shard
         ):
             ref = self._refs[key] = TensorRef(
-                data_type, name, vpp_stage, micro_step, call_id, order, tuple(shape), dtype, is_input, requires_grad
+                data_type=data_type,
+                name=name,
+                vpp_stage=vpp_stage,
+                micro_step=micro_step,
+                call_id=call_id,
+                order=order,
+                shape=tuple(shape),
+                dtype=dtype,
+                is_input=is_input,
+                requires_grad=requires_grad,
+                shard=shard,
             )
         return ref

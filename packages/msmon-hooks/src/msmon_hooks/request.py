@@ -29,6 +29,8 @@ class Request:
     weights: bool = False
     main_grad: bool = True
     """Read ``param.main_grad`` where it exists."""
+    groups: Any = None
+    """Ranks that hold the same tensors, as the framework describes them (:class:`msmon_hooks.torch.Groups`)."""
     short_names: bool = False
     """Rows carry shortened names; see :class:`msmon_hooks.ShortNames`."""
     sign_agreement: Callable[[Any, Any], Any] | None = None
@@ -38,7 +40,7 @@ class Request:
     l2_features: Mapping[str, Feature] = field(factory=dict)
     """Kind (a key of :data:`msmon_hooks.L2_COLUMNS`) to what is computed of which modules."""
     on_structure: Callable[[dict[str, Any]], None] | None = None
-    """Called at the end of the first step with the inputs and outputs of every module; see
+    """Called after the first step with the inputs and outputs of every module; see
     :mod:`msmon_hooks.structure`."""
     on_stacks: Callable[[dict[str, str]], None] | None = None
-    """Called at the end of the first step: module name (with stage prefix) to the call stack of its first call."""
+    """Called after the first step: module name (with stage prefix) to the call stack of its first call."""

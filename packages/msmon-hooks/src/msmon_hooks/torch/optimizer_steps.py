@@ -14,16 +14,17 @@ from msmon_hooks.torch.hooks import Hook
 class OptimizerSteps:
     """Calls back at the optimizer's step.
 
-    ``begins()`` comes first, ``evaluated()`` once the gradients are computed, ``ends()`` last. A step that is called
-    with a closure computes its gradients itself: ``evaluated()`` then comes after each call of the closure, so that
-    the last one stands for the gradients that the final update consumed.
+    ``begins()`` comes first, ``evaluated()`` once the gradients are computed, ``ends(result)`` last, with what ``step``
+    returned, where that is known. A step that is called with a closure computes its gradients itself: ``evaluated()``
+    then comes after each call of the closure, so that the last one stands for the gradients that the final update
+    consumed.
 
     Args:
         part: guards the callbacks.
     """
 
     def __init__(
-        self, part: Part, begins: Callable[[], None], evaluated: Callable[[], None], ends: Callable[[], None]
+        self, part: Part, begins: Callable[[], None], evaluated: Callable[[], None], ends: Callable[[Any], None]
     ) -> None:
         self.active = True
         self.count = 0
@@ -56,10 +57,10 @@ class OptimizerSteps:
         watched = self._watched(closure)
         return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((watched, *args[1:]), kwargs)
 
-    def after(self) -> None:
+    def after(self, result: Any = None) -> None:
         """A step has ended."""
         self.count += 1
-        self._ends()
+        self._ends(result)
 
     def _watched(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(closure)
@@ -78,7 +79,7 @@ class OptimizerSteps:
                 return original(*args, **kwargs)
             args, kwargs = self.before(args, kwargs) or (args, kwargs)
             result = original(*args, **kwargs)
-            self.after()
+            self.after(result)
             return result
 
         return step
