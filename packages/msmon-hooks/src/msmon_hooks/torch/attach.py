@@ -292,6 +292,8 @@ class Attachment:
         if self._modules is not None:
             steps.run(self._modules.step_ends)
         self.loss_scale.step_ends()
+        if skipped:
+            self._coverage.skipped_step(self._clock.step)
         deliveries = [steps.run(first.step_ends) for first in self._first_step]
         event = self._clock.step_ends(skipped=skipped, skip_handle=-1 if handle is None else handle)
         steps.run(self._observer.step_end, event)
@@ -312,9 +314,7 @@ class Attachment:
     def _part(self, name: str) -> Part:
         part = self._parts.get(name)
         if part is None:
-            coverage = self._coverage
-            part = Part(name, lambda part, reason: coverage.note(f"{part}: switched off after {reason}"))
-            self._parts[name] = part
+            part = self._parts[name] = Part(name, self._coverage.part_failed)
         return part
 
     def _report_unmatched(self) -> None:

@@ -82,10 +82,7 @@ class GradientSource:
         self.groups = groups or Groups()
         self.coverage = coverage or Coverage()
         """For ``note(text)``: what the reader of the files should know."""
-        self.part = Part(
-            "gradients before the reduction",
-            lambda name, reason: self.coverage.note(f"{name}: switched off after {reason}"),
-        )
+        self.part = Part("gradients before the reduction", self.coverage.part_failed)
         """Runs what reads the engine's inside, which may differ in another version: ``part.run(function, ...)``."""
         self._trained: set[int] | None = None
 
