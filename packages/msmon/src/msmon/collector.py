@@ -1,0 +1,84 @@
+"""Receives tensors from the hooks: statistics stay on the device until the step ends, tensors are not kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from attrs import frozen
+from msmon_hooks import StepEnd, TensorRef
+from numpy.typing import NDArray
+
+
+class Transfer(Protocol):
+    """A copy to the host that is under way."""
+
+    def matrix(self) -> NDArray[np.float64]:
+        """Wait, and return float64 ``[handles, 8]``."""
+
+
+class Buffer(Protocol):
+    """The statistics of one step on the device; see ``msmon_stats.torch.PartialBuffer``."""
+
+    def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
+        """Begin to compute the statistics of tensors; one handle each, -1 where there are none."""
+
+    def put(self, values: Any) -> int:
+        """Let up to 8 other numbers ride in the same transfer."""
+
+    def transfer(self) -> Transfer:
+        """Begin the copy to the host and empty the buffer."""
+
+
+@frozen(kw_only=True, eq=False)
+class CollectedStep:
+    """Everything that was recorded in one step: names here, numbers on their way."""
+
+    event: StepEnd
+    refs: tuple[TensorRef, ...]
+    handles: NDArray[np.intp]
+    transfer: Transfer
+
+
+class Collector:
+    """The observer that the hooks are given: one row of sufficient statistics per tensor, one transfer a step.
+
+    Several threads may call: autograd has one per device.
+    """
+
+    def __init__(self, buffer: Buffer, eps: float, on_step: Callable[[CollectedStep], None], owner: object) -> None:
+        self.eps = eps
+        self._buffer = buffer
+        self._on_step = on_step
+        # The hooks hold the collector, so the monitor lives as long as the hooked model, also when the training
+        # script lets go of it.
+        self._owner = owner
+        self._rows: dict[tuple[str, int, str, int | None], tuple[TensorRef, int]] = {}
+        self._lock = threading.Lock()
+
+    def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
+        """One handle per tensor; see :class:`msmon_hooks.Observer`."""
+        return self._buffer.measure(tensors, self.eps, scale)
+
+    def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
+        """Name what was measured; a later row of the same tensor replaces an earlier one."""
+        with self._lock:
+            for ref, handle in zip(refs, handles, strict=True):
+                self._rows[ref.key] = (ref, handle)
+
+    def step_end(self, event: StepEnd) -> None:
+        """Hand over a sampled step."""
+        if not event.sampled:
+            return
+        with self._lock:
+            rows, self._rows = list(self._rows.values()), {}
+        self._on_step(
+            CollectedStep(
+                event=event,
+                refs=tuple(ref for ref, _ in rows),
+                handles=np.fromiter((handle for _, handle in rows), np.intp, len(rows)),
+                transfer=self._buffer.transfer(),
+            )
+        )

@@ -1,0 +1,156 @@
+"""Which modules and parameters `targets` names, and which of a module's tensors."""
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import frozen
+
+from ._problems import Problems, join, kind, nearest
+
+_SPEC = re.compile(r"(tuple|list)\[(\d{1,6})\](?::(\d{1,6}))?\Z", re.ASCII)
+_STAGE = re.compile(r"(\d{1,6}):(.*)\Z", re.ASCII | re.DOTALL)
+_ALLOWED = '"tensor", "tuple[n]:i" with i < n, "tuple[n]" or ""'
+SIDES = ("input", "output", "input_grad", "output_grad")
+
+
+@frozen(kw_only=True)
+class Selector:
+    """Which tensors of one side of a module are monitored.
+
+    >>> parse_selector("tuple[2]:1").indices(2)
+    (1,)
+    >>> parse_selector("tuple[2]").indices(3) is None
+    True
+    """
+
+    text: str
+    """The specification as it stands in the file: `tensor`, `tuple[n]:i`, `list[n]:i`, `tuple[n]` or empty."""
+
+    form: Literal["any", "tensor", "sequence"]
+    """Whether any form is taken (empty string), a bare tensor is expected, or a sequence of `length` elements."""
+
+    length: int | None = None
+    """The number of elements that the sequence must have."""
+
+    index: int | None = None
+    """The one element that is monitored; None: all of them."""
+
+    def indices(self, count: int | None) -> tuple[int, ...] | None:
+        """Positions of the monitored elements among `count`, or None where what the module has does not fit.
+
+        `count` is None for a bare tensor, which also fits a sequence of one, as that fits `tensor`.
+        """
+        actual = 1 if count is None else count
+        if self.form == "any":
+            return tuple(range(actual))
+        if actual != (1 if self.length is None else self.length):
+            return None
+        return tuple(range(actual)) if self.index is None else (self.index,)
+
+
+@frozen(kw_only=True)
+class Target:
+    """One entry of `targets`."""
+
+    key: str
+    """The name as it stands in the file, perhaps with a stage prefix."""
+
+    name: str
+    """The `named_modules()` or `named_parameters()` name without the prefix."""
+
+    stage: int | None = None
+    """The virtual pipeline stage of the prefix `"0:"`; None: every stage."""
+
+    whole: bool = True
+    """The specification is `{}`: everything of the module, every side and element."""
+
+    input: Selector | None = None
+    """Forward inputs; None with `whole` false: not monitored. The same for the other three."""
+
+    output: Selector | None = None
+    """Forward outputs."""
+
+    input_grad: Selector | None = None
+    """Gradients of the inputs."""
+
+    output_grad: Selector | None = None
+    """Gradients of the outputs."""
+
+    def applies_to(self, stage: int) -> bool:
+        return self.stage is None or self.stage == stage
+
+    def to_dict(self) -> dict[str, str]:
+        """The specification as it stands in the file."""
+        sides = ((side, getattr(self, side)) for side in SIDES)
+        return {side: selector.text for side, selector in sides if selector is not None}
+
+
+def parse_selector(text: str) -> Selector:
+    """A Selector from its specification.
+
+    Raises:
+        ValueError: the text is none of the allowed forms, or the element does not exist.
+    """
+    if text == "":
+        return Selector(text=text, form="any")
+    if text == "tensor":
+        return Selector(text=text, form="tensor")
+    match = _SPEC.match(text)
+    if match is None:
+        raise ValueError("an unknown form")
+    length = int(match[2])
+    index = None if match[3] is None else int(match[3])
+    if index is not None and index >= length:
+        last = (
+            f"the last element of {match[1]}[{length}] is {length - 1}" if length else "an empty tuple has no element"
+        )
+        raise ValueError(last)
+    return Selector(text=text, form="sequence", length=length, index=index)
+
+
+def parse_targets(value: object, path: str, problems: Problems) -> tuple[Target, ...]:
+    """The check of the field `targets`."""
+    if not isinstance(value, Mapping):
+        note = "write the names as keys, each with {}" if isinstance(value, (list, str)) else f"not {kind(value)}"
+        problems.refuse(path, value, "an object of module or parameter names", note)
+        return ()
+    return tuple(_target(key, spec, join(path, key), problems) for key, spec in value.items())
+
+
+def _target(key: object, spec: object, path: str, problems: Problems) -> Target:
+    if not isinstance(key, str):
+        problems.refuse(path, key, "a string as name", f"not {kind(key)}")
+        key = ""
+    stage = _STAGE.match(key)
+    sides: dict[str, Selector | None] = {}
+    if not isinstance(spec, Mapping):
+        problems.refuse(path, spec, f"{{}} or an object with {', '.join(SIDES)}", f"not {kind(spec)}")
+        spec = {}
+    for side, text in spec.items():
+        if side in SIDES:
+            sides[side] = _selector(text, join(path, side), problems)
+        else:
+            problems.unknown_key(path, side, SIDES)
+    return Target(
+        key=key,
+        name=stage[2] if stage else key,
+        stage=int(stage[1]) if stage else None,
+        whole=not spec,
+        input=sides.get("input"),
+        output=sides.get("output"),
+        input_grad=sides.get("input_grad"),
+        output_grad=sides.get("output_grad"),
+    )
+
+
+def _selector(text: object, path: str, problems: Problems) -> Selector | None:
+    if not isinstance(text, str):
+        problems.refuse(path, text, _ALLOWED, f"not {kind(text)}")
+        return None
+    try:
+        return parse_selector(text)
+    except ValueError as error:
+        near = nearest(text, ("tensor",))
+        problems.refuse(path, text, _ALLOWED, f'did you mean "{near}"?' if near else str(error))
+        return None

@@ -1,0 +1,41 @@
+"""Time stamps of run directories, such as Dec03_21-34-40."""
+
+import re
+
+from ._problems import Problems, kind
+
+_STAMP = re.compile(r"([A-Z][a-z]{2})(\d\d)_(\d\d)-(\d\d)-(\d\d)\Z", re.ASCII)
+# English whatever the locale, and a leap day is possible since the year is not known: so not strptime.
+_DAYS = dict(
+    zip(
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"],
+        (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31),
+        strict=True,
+    )
+)
+_FORM = "a time stamp such as Dec03_21-34-40"
+
+
+def is_timestamp(text: str) -> bool:
+    """Whether `text` is month, day and time of a possible moment, in the form Dec03_21-34-40."""
+    match = _STAMP.match(text)
+    if match is None or match[1] not in _DAYS:
+        return False
+    day, hour, minute, second = (int(part) for part in match.groups()[1:])
+    return 1 <= day <= _DAYS[match[1]] and hour < 24 and minute < 60 and second < 60
+
+
+def parse_range(value: object, path: str, problems: Problems) -> tuple[str, ...]:
+    """The check of `append_output`: nothing, or the first and the last time stamp."""
+    allowed = '[] or two time stamps such as ["Dec03_21-34-40", "Dec03_21-34-41"]'
+    if not isinstance(value, (list, tuple)):
+        problems.refuse(path, value, allowed, f"not {kind(value)}")
+        return ()
+    if len(value) not in (0, 2):
+        problems.refuse(path, value, allowed, f"not {len(value)} of them")
+    for i, stamp in enumerate(value):
+        if not isinstance(stamp, str):
+            problems.refuse(f"{path}[{i}]", stamp, _FORM, f"not {kind(stamp)}")
+        elif not is_timestamp(stamp):
+            problems.refuse(f"{path}[{i}]", stamp, _FORM)
+    return tuple(value)

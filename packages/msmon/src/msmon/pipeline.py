@@ -1,0 +1,136 @@
+"""What happens to a step after it was collected: tables, alerts, files; all of it beside the training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msmon_io
+from msmon_hooks import Coverage, Part
+from msmon_io import Table
+
+from msmon.alerts import Alerts
+from msmon.collector import CollectedStep
+from msmon.outputs import JsonFile, Writer
+from msmon.tables import split_rows, tables
+
+logger = logging.getLogger("msmon")
+
+
+class Pipeline:
+    """Takes collected steps on the training's thread and works them off on a background thread.
+
+    Holds neither the model nor the monitor, so that it can still finish when both are gone.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        ops: Sequence[str],
+        writers: Sequence[Writer],
+        alerts: Alerts | None,
+        coverage: Coverage,
+        run_dir: Path | None,
+        run_info: dict[str, Any],
+    ) -> None:
+        self.rank = rank
+        self.coverage = coverage
+        self.run_dir = run_dir
+        self.run_info = run_info
+        """The content of ``run.json``; written again when the first step has shown the activations."""
+        self._ops = tuple(ops)
+        self._outputs = [(writer, self._part(f"output by {type(writer).__name__}")) for writer in writers]
+        self._alerts = alerts
+        self._alerting = self._part("alerts")
+        self._background = msmon_io.Background(depth=1)
+        self._run_file = JsonFile(run_dir, "run.json")
+        self._coverage_file = JsonFile(run_dir, "coverage.json")
+        self._latest: dict[str, Table] = {}
+        self._steps = 0
+        self._left_out: set[tuple[str, str]] = set()
+        self._finished = False
+
+    def _part(self, name: str) -> Part:
+        return Part(name, lambda part, reason: self.coverage.note(f"{part}: switched off after {reason}"))
+
+    def begin(self) -> None:
+        """Write what is known before the first step."""
+        self._run_file.write(self.run_info)
+
+    def submit(self, collected: CollectedStep) -> None:
+        """Work the step off in the background; waits while the step before it is not done."""
+        if collected.event.skipped:
+            self.coverage.skipped_step(collected.event.step)
+        self._background.submit(self._process, collected)
+
+    def metrics(self, data_type: str) -> dict[str, dict[str, Any]]:
+        """Tag -> {statistic: value} of the last step that is done."""
+        table = self._latest.get(data_type)
+        memory = msmon_io.MemoryWriter(rank=self.rank)
+        if table is not None:
+            memory.write(table)
+        return memory.metrics(data_type)
+
+    def drain(self) -> None:
+        """Wait for the steps that were handed over."""
+        self._background.drain()
+
+    def set_ops(self, ops: Sequence[str]) -> None:
+        """Use other statistics from the next step on."""
+        self._background.submit(setattr, self, "_ops", tuple(ops))
+
+    def _process(self, collected: CollectedStep) -> None:
+        event = collected.event
+        refs, partials, left_out = split_rows(collected.refs, collected.handles, collected.transfer.matrix())
+        for row in left_out:
+            if (row.ref.data_type, row.ref.name) not in self._left_out:
+                self._left_out.add((row.ref.data_type, row.ref.name))
+                self.coverage.explain(row.ref.data_type, row.ref.name, row.reason)
+        made = tables(event.step, refs, partials, self._ops)
+        for table in made:
+            self.coverage.saw(table.data_type, table.names)
+        if self._alerts is not None:
+            self._alerting.run(self._alerts.observe, event, refs, partials, self._ops)
+        for writer, part in self._outputs:
+            for table in made:
+                part.run(writer.write, table)
+            part.run(writer.flush)
+        self._latest = {table.data_type: table for table in made}
+        self._steps += 1
+        if self._steps == 1:
+            self._coverage_file.write(self.coverage.to_dict())
+
+    def finish(self) -> None:
+        """Write what is pending, close the files and say what was recorded; harmless when called again."""
+        if self._finished:
+            return
+        self._finished = True
+        self._background.submit(self._finish)
+        self._background.close()
+
+    def _finish(self) -> None:
+        for writer, part in self._outputs:
+            part.run(writer.close)
+        if self._alerts is not None:
+            self._alerting.run(self._alerts.close)
+        self._run_file.write(self.run_info)
+        self._coverage_file.write(self.coverage.to_dict())
+        logger.warning("%s", self._closing_line())
+
+    def _closing_line(self) -> str:
+        expected, seen = self.coverage.totals()
+        text = f"{self._steps} steps recorded; expected {expected} tensors, saw {seen}"
+        missing = self.coverage.to_dict()["missing"]
+        if missing:
+            reasons: dict[str, int] = {}
+            for entry in missing:
+                reasons[entry["reason"]] = reasons.get(entry["reason"], 0) + 1
+            text += " (" + ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items())) + ")"
+        if self._alerts is not None:
+            text += f"; {self._alerts.count} anomalies"
+        if self.run_dir is not None:
+            text += f"; files in {self.run_dir}"
+        return text

@@ -1,0 +1,12 @@
+"""The monitor for PyTorch: ``from msmon.pytorch import TrainerMon``."""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("msmon.pytorch needs PyTorch: pip install 'msmon[torch]'") from error
+
+from msmon_io import csv2tensorboard_by_step
+
+from msmon.pytorch.trainer_mon import TrainerMon
+
+__all__ = ["TrainerMon", "csv2tensorboard_by_step"]

@@ -1,0 +1,42 @@
+"""What ``run.json`` says of a run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from datetime import datetime
+from typing import Any
+
+from msmon.config import Config
+
+
+def run_info(config: Config, *, framework: str, rank: int, world_size: int) -> dict[str, Any]:
+    """Versions, configuration and place of a run; the engine and the tensors are added when the hooks are set.
+
+    Args:
+        config: the configuration in force.
+        framework: import name of the framework.
+        rank, world_size: of this process.
+    """
+    return {
+        "schema": 1,
+        "msmon": _version("msmon"),
+        "framework": framework,
+        "framework_version": _version(framework),
+        "python": platform.python_version(),
+        "start_time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "engine": None,
+        "rank": rank,
+        "world_size": world_size,
+        "pp_stage": 0,
+        "gradients_unscaled": True,
+        "config": config.to_dict(),
+        "tensors": [],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

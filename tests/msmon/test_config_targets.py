@@ -1,0 +1,65 @@
+"""Target names with stage prefixes, and which elements a selector chooses."""
+
+import pytest
+
+from msmon.config import parse_config
+from msmon.config.selector import parse_selector
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        # text, and the elements chosen of: a bare tensor, 0, 1, 2, 3 elements
+        ("", [(0,), (), (0,), (0, 1), (0, 1, 2)]),
+        ("tensor", [(0,), None, (0,), None, None]),
+        ("tuple[1]", [(0,), None, (0,), None, None]),
+        ("tuple[1]:0", [(0,), None, (0,), None, None]),
+        ("tuple[2]", [None, None, None, (0, 1), None]),
+        ("tuple[2]:1", [None, None, None, (1,), None]),
+        ("list[3]:2", [None, None, None, None, (2,)]),
+        ("list[0]", [None, (), None, None, None]),
+    ],
+)
+def test_chosen_elements(text, chosen):
+    selector = parse_selector(text)
+    assert [selector.indices(count) for count in (None, 0, 1, 2, 3)] == chosen
+    assert selector.text == text
+
+
+OTHER_TEXTS = ["Tensor", "tuple", "tuple[]", "tuple[1]:", "tuple[-1]", "tuple[1]:0 ", " ", "tuple[1:0]", "dict[1]",
+               "tuple[9999999]", "tuple[٣]", "tensor\n"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", OTHER_TEXTS)
+def test_other_texts_are_refused(text):
+    with pytest.raises(ValueError, match="an unknown form"):
+        parse_selector(text)
+
+
+def test_an_element_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match=r"the last element of tuple\[1\] is 0"):
+        parse_selector("tuple[1]:1")
+
+
+def test_names():
+    targets = {
+        "0:a.b": {},
+        "a.b": {"input": "", "output": "tuple[2]:0"},
+        "": {},
+        "1:": {},
+        "x:y": {"input_grad": "tensor"},
+    }
+    config = parse_config({"targets": targets})
+    assert [(t.key, t.name, t.stage, t.whole) for t in config.targets] == [
+        ("0:a.b", "a.b", 0, True),
+        ("a.b", "a.b", None, False),
+        ("", "", None, True),
+        ("1:", "", 1, True),
+        ("x:y", "x:y", None, False),
+    ]
+    exact, everywhere = config.targets[:2]
+    assert [t.applies_to(1) for t in (exact, everywhere)] == [False, True]
+    assert exact.applies_to(0)
+    assert everywhere.input.form == "any"
+    assert everywhere.output.index == 0
+    assert everywhere.output_grad is None
