@@ -59,6 +59,9 @@ def read_blocks(
         for piece in pieces:
             if piece.first_step <= steps[-1] and piece.last_step >= steps[0]:
                 _fill(block, loaded.table(piece), steps, index.stats, numbering)
+        if "nans" in index.stats:
+            # The older tool writes a row of nan for a tensor that does not exist; a count is never NaN.
+            block.present[:, np.isnan(block.values[index.stats.index("nans")])] = False
         yield block
 
 
