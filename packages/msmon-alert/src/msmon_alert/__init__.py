@@ -1,3 +1,24 @@
 """Anomaly rules for training statistics, and which anomaly came first."""
 
+from msmon_alert.alert import Alert, Fired
+from msmon_alert.anomaly_file import AnomalyFile
+from msmon_alert.config import rules_from_config
+from msmon_alert.monitor import Monitor
+from msmon_alert.record import anomaly_record
+from msmon_alert.rule import ColumnRule, Rule
+from msmon_alert.rules import AnomalyNan, AnomalyTurbulence
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Alert",
+    "AnomalyFile",
+    "AnomalyNan",
+    "AnomalyTurbulence",
+    "ColumnRule",
+    "Fired",
+    "Monitor",
+    "Rule",
+    "anomaly_record",
+    "rules_from_config",
+]

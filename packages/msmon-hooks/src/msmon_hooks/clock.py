@@ -74,6 +74,11 @@ class Clock:
         return max(self._forwards - 1, 0)
 
     @property
+    def in_step(self) -> bool:
+        """Whether a forward has begun since the last step ended."""
+        return self._forwards > 0
+
+    @property
     def in_last_micro_step(self) -> bool:
         """Whether the gradients of this micro-step's backward complete the accumulation."""
         return self.micro_step == self.grad_acc_steps - 1

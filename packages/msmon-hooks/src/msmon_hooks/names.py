@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|_forward_module)(?:\.|$)")
+_WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|_forward_module)(?:\.|$)"
+)
 _SQUASH = (r"layers?\.", r"embeddings?\.", "final", "output", "norm")
 
 Path = tuple[str, ...]

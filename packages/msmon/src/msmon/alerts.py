@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import msmon_alert
 import numpy as np
-from msmon_hooks import StepEnd, TensorRef
-from msmon_stats import finalize
 from numpy.typing import NDArray
 
+import msmon_alert
 from msmon.config import AlertConfig
 from msmon.tables import number_ops, tag
+from msmon_hooks import StepEnd, TensorRef
+from msmon_stats import finalize
 
 logger = logging.getLogger("msmon")
 

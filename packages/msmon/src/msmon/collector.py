@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from attrs import frozen
-from msmon_hooks import StepEnd, TensorRef
 from numpy.typing import NDArray
+
+from msmon_hooks import StepEnd, TensorRef
 
 
 class Transfer(Protocol):

@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msmon_alert
-from msmon_hooks import Clock, Coverage, Schedule, Selector, Target, Targets
-from msmon_stats import summarize_many
-
 from msmon import config as configuration
 from msmon.alerts import Alerts
 from msmon.collector import Buffer, CollectedStep, Collector
@@ -21,6 +18,8 @@ from msmon.outputs import make_run_dir, make_writers
 from msmon.pipeline import Pipeline
 from msmon.run_info import run_info
 from msmon.tables import TEXT_OPS, number_ops
+from msmon_hooks import Clock, Coverage, Schedule, Selector, Target, Targets
+from msmon_stats import summarize_many
 
 logger = logging.getLogger("msmon")
 
@@ -41,6 +40,9 @@ class BaseTrainerMon(ABC):
     """
 
     framework: str
+    """Import name of the framework."""
+    optimizer_method: str = "step"
+    """The method of an optimizer that updates the weights."""
 
     def __init__(
         self,
@@ -117,8 +119,10 @@ class BaseTrainerMon(ABC):
         models = self._find_models(model)
         _check_integer("grad_acc_steps", grad_acc_steps, 1)
         _check_integer("start_iteration", start_iteration, 0)
-        if not callable(getattr(optimizer, "step", None)) and not callable(optimizer):
-            raise TypeError(f"set_monitor: optimizer must have a step() method, got {type(optimizer).__name__}")
+        if not callable(getattr(optimizer, self.optimizer_method, None)):
+            raise TypeError(
+                f"set_monitor: optimizer must have a method {self.optimizer_method}(), got {type(optimizer).__name__}"
+            )
         if self._attachment is not None:
             self._detach()
         if not self._active:
@@ -217,9 +221,7 @@ class BaseTrainerMon(ABC):
             alerts=alerts,
             coverage=coverage,
             run_dir=self._run_dir,
-            run_info=run_info(
-                config, framework=self.framework, rank=self._rank, world_size=self._find_world_size()
-            ),
+            run_info=run_info(config, framework=self.framework, rank=self._rank, world_size=self._find_world_size()),
         )
 
     def _on_step(self, collected: CollectedStep) -> None:

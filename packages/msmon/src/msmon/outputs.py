@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msmon_io
-from msmon_io import Table
-
 from msmon.config import Config
+from msmon_io import Table
 
 logger = logging.getLogger("msmon")
 
@@ -29,9 +28,7 @@ class Writer(Protocol):
 
 
 def _csv(run_dir: Path, config: Config, rank: int) -> Writer:
-    return msmon_io.CsvWriter(
-        run_dir, ndigits=config.ndigits, step_count_per_record=config.step_count_per_record
-    )
+    return msmon_io.CsvWriter(run_dir, ndigits=config.ndigits, step_count_per_record=config.step_count_per_record)
 
 
 _WRITERS: dict[str, Callable[[Path, Config, int], Writer]] = {"csv": _csv}

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msmon_io
-from msmon_hooks import Coverage, Part
-from msmon_io import Table
-
 from msmon.alerts import Alerts
 from msmon.collector import CollectedStep
 from msmon.outputs import JsonFile, Writer
 from msmon.tables import split_rows, tables
+from msmon_hooks import Coverage, Part
+from msmon_io import Table
 
 logger = logging.getLogger("msmon")
 

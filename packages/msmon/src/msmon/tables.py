@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
+from numpy.typing import NDArray
+
 from msmon_hooks import TensorRef
 from msmon_io import Table
 from msmon_stats import OPS, finalize
-from numpy.typing import NDArray
 
 TEXT_OPS = ("shape", "dtype")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from attrs import field, frozen
 from torch import nn
 
@@ -16,7 +15,9 @@ from msmon_hooks.guard import Part, logger
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.targets import Targets
 from msmon_hooks.torch.activation_gradients import ActivationGradients
-from msmon_hooks.torch.grads.plain import PlainGradients
+from msmon_hooks.torch.grads.detect import find_source
+from msmon_hooks.torch.grads.source import GradientSource
+from msmon_hooks.torch.hooks import Hook
 from msmon_hooks.torch.modules import ModuleHooks, TrainingForwards
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
 from msmon_hooks.torch.parameters import Weight, named_weights, split_by_request
@@ -58,17 +59,40 @@ class Attachment:
         >>> hooks.close()
     """
 
-    def __init__(self, weights: list[Weight], engine: str) -> None:
+    def __init__(self, weights: list[Weight], engine: str, root: nn.Module) -> None:
         self.weights = weights
         """Every parameter of the model, also those that are not monitored."""
         self.engine = engine
         """What trains the model: ``plain``, ``ddp``, ``fsdp2`` and so on."""
         self.registrations = Registrations()
+        self.step_registrations = Registrations()
+        """What sits on the optimizer's step."""
         self.weight_hooks: WeightHooks | None = None
+        self._root = root
 
     def close(self) -> None:
         """Take every hook and patch off; harmless when called again."""
         self.registrations.close()
+        self.step_registrations.close()
+        self.weight_hooks = None
+
+    def retire(self) -> None:
+        """Take the hooks off from inside a step's callback.
+
+        Hooks of the optimizer cannot be removed while it runs through them, so these go when the next forward of
+        the root begins.
+        """
+        self.registrations.close()
+        if len(self.step_registrations):
+            self.step_registrations.add(self._root.register_forward_pre_hook(_CloseOnForward(self)))
+
+
+class _CloseOnForward(Hook):
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.attachment.close()
 
 
 def attach(
@@ -92,9 +116,10 @@ def attach(
     Raises:
         Exception: whatever hooking raises; all hooks that were set are taken off before.
     """
-    attachment = Attachment(named_weights(models), "plain")
+    source = find_source(models, unwrapped_optimizer(optimizer), main_grad=request.main_grad)
+    attachment = Attachment(named_weights(models), source.engine, models[0])
     try:
-        _attach(attachment, models, optimizer, request, clock, observer, coverage)
+        _attach(attachment, source, models, optimizer, request, clock, observer, coverage)
     except BaseException:
         attachment.close()
         raise
@@ -103,6 +128,7 @@ def attach(
 
 def _attach(
     attachment: Attachment,
+    source: GradientSource,
     models: Sequence[nn.Module],
     optimizer: Any,
     request: Request,
@@ -141,14 +167,14 @@ def _attach(
     forwards.attach_ends(owned)
 
     plain_optimizer = unwrapped_optimizer(optimizer)
-    weights = _attach_weights(attachment, plain_optimizer, request, clock, observer, coverage, part)
+    weights = _attach_weights(attachment, source, request, clock, observer, coverage, part)
     _report_unmatched(request.targets, known, coverage)
-    _attach_steps(plain_optimizer, steps, clock, observer, modules, weights, owned)
+    _attach_steps(plain_optimizer, steps, clock, observer, modules, weights, attachment.step_registrations)
 
 
 def _attach_weights(
     attachment: Attachment,
-    optimizer: Any,
+    source: GradientSource,
     request: Request,
     clock: Clock,
     observer: Observer,
@@ -157,7 +183,7 @@ def _attach_weights(
 ) -> WeightHooks | None:
     if not (request.weight_gradients or request.moments or request.weights):
         return None
-    taken, left_out = split_by_request(attachment.weights, request.targets, optimizer)
+    taken, left_out = split_by_request(attachment.weights, request.targets, source.optimizer)
     wanted = [
         *(("grad_unreduced", "grad_reduced") if request.weight_gradients else ()),
         *(("exp_avg", "exp_avg_sq") if request.moments else ()),
@@ -168,8 +194,7 @@ def _attach_weights(
             coverage.explain(data_type, weight.name, reason)
     hooks = WeightHooks(
         weights=taken,
-        source=PlainGradients(main_grad=request.main_grad),
-        optimizer=optimizer,
+        source=source,
         clock=clock,
         observer=observer,
         coverage=coverage,

@@ -161,9 +161,7 @@ class ModuleHooks:
         if not site.open or (not in_backward() and not self._training.recording(site.vpp_stage)):
             return
         call = site.open.pop()
-        leaves = [
-            (leaf_name(f"{call.base}.output", path), first, t) for path, first, t in _output_leaves(output)
-        ]
+        leaves = [(leaf_name(f"{call.base}.output", path), first, t) for path, first, t in _output_leaves(output)]
         if call.end < 0:
             call.end = self._ended
             self._ended += 1
@@ -348,9 +346,7 @@ def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return list({plain_name(name, prefix): module for name, module in model.named_modules()}.items())
 
 
-def _input_leaves(
-    site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Iterator[tuple[str, str, torch.Tensor]]:
+def _input_leaves(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, str, torch.Tensor]]:
     leaves = [*tensor_leaves(args, is_tensor), *tensor_leaves(kwargs, is_tensor)]
     if site.plain_input is None and leaves:
         site.plain_input = len(leaves) == 1 and leaves[0][0] == ("0",)
@@ -367,4 +363,3 @@ def _output_leaves(output: Any) -> Iterator[tuple[Path, str, torch.Tensor]]:
         leaves = [((), leaves[0][1])]
     for path, tensor in leaves:
         yield path, path[0] if path else "0", tensor
-

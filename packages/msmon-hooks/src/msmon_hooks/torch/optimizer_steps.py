@@ -19,9 +19,7 @@ class OptimizerSteps:
     last one stands for the gradients that the final update consumed. ``ends()`` comes last.
     """
 
-    def __init__(
-        self, begins: Callable[[bool], None], evaluated: Callable[[], None], ends: Callable[[], None]
-    ) -> None:
+    def __init__(self, begins: Callable[[bool], None], evaluated: Callable[[], None], ends: Callable[[], None]) -> None:
         self.begins = begins
         self.evaluated = evaluated
         self.ends = ends

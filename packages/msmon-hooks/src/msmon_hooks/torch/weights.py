@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -13,9 +14,8 @@ from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.grads.plain import PlainGradients
+from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.measured import Measured
-from msmon_hooks.torch.moments import moments
 from msmon_hooks.torch.parameters import Weight
 
 
@@ -35,8 +35,7 @@ class WeightHooks:
         self,
         *,
         weights: Sequence[Weight],
-        source: PlainGradients,
-        optimizer: Any,
+        source: GradientSource,
         clock: Clock,
         observer: Observer,
         coverage: Coverage,
@@ -45,12 +44,11 @@ class WeightHooks:
     ) -> None:
         self.weights = weights
         self._source = source
-        self._optimizer = optimizer
         self._clock = clock
         self._observer = observer
         self._coverage = coverage
         self._parts = parts
-        self._each_micro_step = each_micro_step
+        self._each_micro_step = each_micro_step and source.each_micro_step
         self._measured = Measured()
         self._unhooked: list[Weight] = []
         self._registrations: Registrations | None = None
@@ -73,13 +71,17 @@ class WeightHooks:
             for data_type in data_types:
                 self._coverage.expect(data_type, weight.name, why)
 
-    def _ready(self, weight: Weight, gradient: torch.Tensor) -> None:
-        """A backward has completed the gradient of a parameter."""
+    def _ready(self, weight: Weight, gradient: torch.Tensor, micro_step: int | None = None, scale: Any = None) -> None:
+        """A backward has completed the gradient of a parameter.
+
+        ``micro_step``: where the engine knows better than the clock; ``scale``: what the values are multiplied by.
+        """
         part = self._parts.gradients
         if part is None or not self._clock.sampled or not part.enabled:
             return
-        if self._each_micro_step or self._clock.in_last_micro_step:
-            part.run(self._read, "grad_unreduced", [weight], [gradient])
+        micro_step = self._clock.micro_step if micro_step is None else micro_step
+        if self._each_micro_step or micro_step == self._clock.grad_acc_steps - 1:
+            part.run(self._read, "grad_unreduced", [weight], [gradient], micro_step=micro_step, scale=scale)
 
     def step_begins(self) -> None:
         """Read what stands before the update, except gradients, which a closure may yet have to compute."""
@@ -112,48 +114,58 @@ class WeightHooks:
         present = self.current_gradients()
         weights = [weight for weight, _ in present]
         gradients = [gradient for _, gradient in present]
+        scale = self._source.scale()
         if not self._each_micro_step and not self._clock.in_last_micro_step and self._source.reads_grad_at_step:
             # The accumulation ended at another micro-step than announced: what backward left is still there.
-            self._read("grad_unreduced", weights, gradients)
-        self._read("grad_reduced", weights, gradients)
+            self._read("grad_unreduced", weights, gradients, scale=scale)
+        written = [self._source.writes_reduced(weight) for weight in weights]
+        self._read("grad_reduced", list(compress(weights, written)), list(compress(gradients, written)), scale=scale)
 
     def _read_moments(self) -> None:
         found: dict[str, list[tuple[Weight, torch.Tensor]]] = {"exp_avg": [], "exp_avg_sq": []}
         for weight in self.weights:
-            for name, value in moments(self._optimizer, weight.parameter).items():
+            for name, value in self._source.moments(weight).items():
                 found[name].append((weight, value))
         for name, entries in found.items():
             self._read(name, [weight for weight, _ in entries], [value for _, value in entries])
 
     def _read_weights(self, data_type: str) -> None:
         trained = [weight for weight in self.weights if weight.parameter.requires_grad]
-        self._read(data_type, trained, [weight.parameter.detach() for weight in trained], reuse=False)
+        held = [(weight, value) for weight in trained if (value := self._source.value(weight)) is not None]
+        # Weights may be written to in ways that no version counter sees (``param.data``): always read anew.
+        self._read(data_type, [weight for weight, _ in held], [value for _, value in held], reuse=False)
 
     def _read(
-        self, data_type: str, weights: Sequence[Weight], tensors: Sequence[torch.Tensor], *, reuse: bool = True
+        self,
+        data_type: str,
+        weights: Sequence[Weight],
+        tensors: Sequence[torch.Tensor],
+        *,
+        reuse: bool = True,
+        micro_step: int | None = None,
+        scale: Any = None,
     ) -> None:
         handles = [self._measured.get(tensor) if reuse else None for tensor in tensors]
         unread = [index for index, handle in enumerate(handles) if handle is None]
         if unread:
-            new = self._observer.measure([tensors[index] for index in unread])
+            new = self._observer.measure([tensors[index] for index in unread], scale)
             for index, handle in zip(unread, new, strict=True):
                 handles[index] = handle
                 if reuse:
                     self._measured.put(tensors[index], handle)
         self._observer.record(
-            [self._ref(data_type, weight, tensor) for weight, tensor in zip(weights, tensors, strict=True)],
+            [self._ref(data_type, weight, tensor, micro_step) for weight, tensor in zip(weights, tensors, strict=True)],
             [handle if handle is not None else -1 for handle in handles],
         )
 
-    def _ref(self, data_type: str, weight: Weight, tensor: torch.Tensor) -> TensorRef:
+    def _ref(self, data_type: str, weight: Weight, tensor: torch.Tensor, micro_step: int | None) -> TensorRef:
         call_id = self._clock.next_call_id()
         in_backward = data_type == "grad_unreduced"
-        micro_step = self._clock.micro_step if in_backward and self._each_micro_step else None
         return TensorRef(
             data_type=data_type,
             name=weight.name,
             vpp_stage=weight.vpp_stage,
-            micro_step=micro_step,
+            micro_step=micro_step if in_backward and self._each_micro_step else None,
             call_id=call_id,
             order=(call_id if in_backward else weight.index,),
             shape=tuple(tensor.shape),
@@ -167,5 +179,3 @@ class WeightHooks:
         if unfrozen and part is not None and registrations is not None:
             self._unhooked = [weight for weight in self._unhooked if weight not in unfrozen]
             part.run(self._source.attach, unfrozen, self._ready, registrations)
-
-

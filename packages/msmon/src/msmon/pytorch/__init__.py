@@ -5,8 +5,7 @@ try:
 except ImportError as error:
     raise ImportError("msmon.pytorch needs PyTorch: pip install 'msmon[torch]'") from error
 
-from msmon_io import csv2tensorboard_by_step
 
 from msmon.pytorch.trainer_mon import TrainerMon
 
-__all__ = ["TrainerMon", "csv2tensorboard_by_step"]
+__all__ = ["TrainerMon"]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from msmon_hooks import Clock, Coverage, Targets
-from msmon_hooks.torch import Attachment, Request, attach
-from msmon_stats.torch import PartialBuffer
 from torch import nn
 
 from msmon.collector import Collector
 from msmon.monitor import BaseTrainerMon
+from msmon_hooks import Clock, Coverage, Targets
+from msmon_hooks.torch import Attachment, Request, attach
+from msmon_stats.torch import PartialBuffer
 
 
 class TrainerMon(BaseTrainerMon):

@@ -1,0 +1,130 @@
+"""`anomaly.json` of one rank: a JSON object that grows by appending and can be read at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from msmon_alert.reading import BrokenFileError, end_of_records
+from msmon_alert.record import record_key
+
+FILE_NAME = "anomaly.json"
+_END = b"\n}\n"
+_EMPTY = b"{" + _END
+
+
+class AnomalyFile:
+    """Writes `<directory>/anomaly.json`.
+
+    The file is a whole JSON object from its creation on. Records are appended by one write over the closing brace, so
+    the ten-thousandth costs what the first did. One record is one line.
+
+    Args:
+        directory: made if missing (mode 0750), one for each rank.
+        append: continue the records that are there; else the file begins anew, replaced as a whole. What a killed or
+            failed write left unfinished at the end of the file is cut off.
+
+    Raises:
+        OSError: the file cannot be made or opened, or the directory is a symbolic link to somewhere outside its parent.
+        ValueError: append, and what is there is not a JSON object of records.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], append: bool = False) -> None:
+        folder = Path(directory)
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if folder.is_symlink() and not folder.resolve().is_relative_to(folder.parent.resolve()):
+            raise OSError(
+                f"{folder} is a symbolic link to {folder.resolve()}, outside {folder.parent}; remove the link"
+            )
+        self.path = folder / FILE_NAME
+        self.written = 0
+        """Records written by this object."""
+        self.failed = 0
+        """Records that could not be written."""
+        if append and self.path.exists():
+            self._file, self._end, self._empty = _continue(self.path)
+        else:
+            _begin(self.path)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._end, self._empty = len(_EMPTY) - len(_END), True
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Appends records; the key of each is made of its tag_name, step and call_id.
+
+        Raises:
+            OSError: the disk is full, for example. The file then holds what it held before, and `failed` counts.
+            ValueError: a value that JSON does not know; nothing is written.
+        """
+        lines = [
+            f"{json.dumps(record_key(record))}: {json.dumps(dict(record), allow_nan=False)}".encode()
+            for record in records
+        ]
+        if not lines:
+            return
+        lead = b"\n" if self._empty else b",\n"
+        body = lead + b",\n".join(lines)
+        try:
+            _write_at(self._file, body + _END, self._end)
+        except OSError:
+            self.failed += len(lines)
+            _write_at(self._file, _END, self._end)
+            os.ftruncate(self._file, self._end + len(_END))
+            raise
+        self._end += len(body)
+        self._empty = False
+        self.written += len(lines)
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> AnomalyFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _begin(path: Path) -> None:
+    """Puts an empty object in place of whatever is there, a symbolic link too, in one rename."""
+    handle, temporary = tempfile.mkstemp(prefix=".anomaly-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_EMPTY)
+            os.fchmod(file.fileno(), 0o640)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _continue(path: Path) -> tuple[int, int, bool]:
+    """Opens a file to go on with: descriptor, where the next record goes, whether there is none yet."""
+    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            end, empty = end_of_records(path)
+        except BrokenFileError as error:
+            raise ValueError(f"{error}; it cannot be continued: move it away or write without append") from error
+        _write_at(file, _END, end)
+        os.ftruncate(file, end + len(_END))
+    except BaseException:
+        os.close(file)
+        raise
+    return file, end, empty
+
+
+def _write_at(file: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(file, view, offset)
+        view, offset = view[count:], offset + count

@@ -1,0 +1,160 @@
+"""`python -m msmon_alert`: the first anomalies of all ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from msmon_alert.anomaly_file import FILE_NAME
+from msmon_alert.ordering import FirstRecords
+from msmon_alert.progress import Progress
+from msmon_alert.reading import BrokenFileError, RecordReader
+from msmon_alert.record import Record
+from msmon_alert.table import render, row
+
+RESULT_NAME = "anomaly_analyse.json"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status.
+
+    0: sorted, also when there is no anomaly or some file was broken. 1: no file could be read, or the result could not
+    be written. 2: arguments that make no sense, a directory without anomaly files among them.
+    """
+    parser = _Parser(
+        prog="msmon anomalies",
+        description="Shows the first anomalies of all ranks, earliest first, and writes them to anomaly_analyse.json.",
+    )
+    parser.add_argument(
+        "-d", "--data_path", required=True, metavar="DIR", help="directory with rank*/anomaly.json (or the one above)"
+    )
+    parser.add_argument("-o", "--out_path", metavar="DIR", help="folder for anomaly_analyse.json (default: DIR of -d)")
+    parser.add_argument("-k", "--topk", default="8", metavar="K", help="how many anomalies (default: 8)")
+    parser.add_argument("-s", "--step_list", default="[]", metavar="LIST", help='only these steps, as in "[1,2]"')
+    try:
+        options = parser.parse_args(argv)
+        count = _positive(options.topk)
+        steps = _steps(options.step_list)
+        files = _find_files(Path(options.data_path))
+        out = _out_folder(options.out_path, files[0].parent)
+    except _ArgumentError as error:
+        print(f"msmon anomalies: {error}", file=sys.stderr)
+        return 2
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
+    return _sort(files, out, count, steps)
+
+
+def _sort(files: list[Path], out: Path, count: int, steps: frozenset[int]) -> int:
+    first = FirstRecords(count)
+    seen = 0
+    notes: list[str] = []
+    unread = 0
+    with Progress(len(files), "files") as progress:
+        for path in files:
+            reader = RecordReader(path)
+            before = seen
+            try:
+                for key, record in reader:
+                    try:
+                        if not isinstance(record, dict):
+                            raise ValueError("it is not an object")
+                        if steps and record.get("step") not in steps:
+                            continue
+                        first.add(key, record)
+                    except ValueError as error:
+                        notes.append(f"{path}: record {key!r} skipped: {error}")
+                    else:
+                        seen += 1
+            except (BrokenFileError, OSError) as error:
+                unread += 1
+                kept = f"; its first {seen - before} records are used" if seen > before else ""
+                notes.append(f"broken file skipped: {error}{kept}")
+            progress.advance()
+    for note in notes:
+        print(note, file=sys.stderr)
+    found = list(first)
+    print(render([row(record) for _, record in found], colour=_colour()) if found else "No anomalies.")
+    print(f"{len(found)} of {seen} anomalies in {len(files)} files, earliest first.")
+    try:
+        target = _write(out / RESULT_NAME, dict(found))
+    except OSError as error:
+        print(f"msmon anomalies: {RESULT_NAME} not written: {error}", file=sys.stderr)
+        return 1
+    print(f"Written to {target}")
+    return 1 if unread == len(files) and not seen else 0
+
+
+class _ArgumentError(Exception):
+    pass
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _ArgumentError(f"{message} (-h for help)")
+
+
+def _positive(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise _ArgumentError(f"-k/--topk: {text!r} is not allowed; it takes an integer >= 1")
+    return count
+
+
+def _steps(text: str) -> frozenset[int]:
+    try:
+        steps: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        steps = None
+    if not isinstance(steps, list) or not all(type(step) is int and step >= 0 for step in steps):
+        raise _ArgumentError(f'-s/--step_list: {text!r} is not allowed; it takes a list of step numbers, as in "[1,2]"')
+    return frozenset(steps)
+
+
+def _find_files(folder: Path) -> list[Path]:
+    """Files of all ranks, in the order of ranks."""
+    if not folder.is_dir():
+        raise _ArgumentError(f"-d/--data_path: {folder} is not a directory")
+    for base in (folder, folder / "anomaly_detected"):
+        found = [path for path in base.glob(f"rank*/{FILE_NAME}") if path.is_file()]
+        if found:
+            return sorted(found, key=lambda path: (len(path.parent.name), path.parent.name))
+    if (folder / FILE_NAME).is_file():
+        return [folder / FILE_NAME]
+    raise _ArgumentError(
+        f"-d/--data_path: no rank*/{FILE_NAME} in {folder}; name the anomaly_detected directory of a run"
+    )
+
+
+def _out_folder(text: str | None, rank_folder: Path) -> Path:
+    out = rank_folder.parent if text is None else Path(text)
+    if out.exists() and not out.is_dir():
+        raise _ArgumentError(f"-o/--out_path: {out} is not a directory")
+    return out
+
+
+def _write(path: Path, records: dict[str, Record]) -> Path:
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".anomaly-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(records, file, indent=2)
+            os.fchmod(file.fileno(), 0o640)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,0 +1,171 @@
+"""Tables in, alerts out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from msmon_alert.alert import Alert, Fired
+from msmon_alert.batch import Batch, Bools, Layout, TagIndex
+from msmon_alert.memory import Memory
+from msmon_alert.rule import Rule
+
+SCHEMA = 1
+
+
+class Monitor:
+    """Applies rules, in their order, to every value of every table it is shown, and keeps the histories.
+
+    Not safe for concurrent calls: let one thread observe.
+
+    >>> import numpy as np
+    >>> from msmon_alert import AnomalyNan, AnomalyTurbulence
+    >>> monitor = Monitor([AnomalyTurbulence(threshold=2.0), AnomalyNan()])
+    >>> for step, norm in enumerate([1.0, 1.2, float("nan"), 9.0]):
+    ...     for alert in monitor.observe(step, ["fc1.weight"], ["norm"], np.array([[norm]])):
+    ...         print(alert.step, alert.tag, alert.rule, alert.value)
+    2 fc1.weight AnomalyNan nan
+    3 fc1.weight AnomalyTurbulence 9.0
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        for rule in rules:
+            if not isinstance(rule, Rule):
+                raise TypeError(f"rules: {rule!r} is not a Rule; pass instances such as AnomalyNan()")
+        self.rules = tuple(rules)
+        self._memories = tuple(Memory() for _ in self.rules)
+        self._index = TagIndex()
+
+    def observe(
+        self,
+        step: int,
+        tags: Sequence[str],
+        stats: Sequence[str],
+        values: Any,
+        *,
+        no_grad: Any = None,
+        discrete: Any = None,
+    ) -> list[Alert]:
+        """Judges one table; a step may have several.
+
+        Args:
+            step: step number, only repeated in the alerts.
+            tags: n names, one a tensor, in the order in which things happened. Each tag (so each micro-step) has its
+                own history. The last part after "/" is the data type, as in `0:fc1.weight/rank0/param_updated`.
+            stats: k names of statistics. `shape` and `dtype` columns are passed over.
+            values: float [n, k]; nan and infinite values are judged as such.
+            no_grad: bool [n], the tensor is an input that needs no gradient; default none.
+            discrete: bool [n], the tensor is of an integer or bool type; default none.
+
+        Returns:
+            One alert for each tensor on which a rule fired, in the order of `tags`. On each value the first rule that
+            fires reports.
+
+        Raises:
+            ValueError: the shapes do not agree.
+        """
+        names = tuple(stats)
+        table = np.asarray(values, dtype=np.float64)
+        if table.size == 0 and len(tags) * len(names) == 0:
+            return []
+        if table.shape != (len(tags), len(names)):
+            raise ValueError(
+                f"values has shape {table.shape}; {len(tags)} tags and {len(names)} statistics "
+                f"need ({len(tags)}, {len(names)})"
+            )
+        layout = self._index.layout(tags)
+        for memory in self._memories:
+            memory.reserve(len(self._index.tags))
+        batch = Batch(
+            step=step,
+            stats=names,
+            values=table,
+            no_grad=_mask("no_grad", no_grad, len(table)),
+            discrete=_mask("discrete", discrete, len(table)),
+            layout=layout,
+        )
+        if not layout.rounds:
+            return self._judge(batch, range(len(table)))
+        alerts = []
+        for positions in layout.rounds:
+            part = Batch(
+                step=step,
+                stats=names,
+                values=table[positions],
+                no_grad=batch.no_grad[positions],
+                discrete=batch.discrete[positions],
+                layout=Layout([layout.tags[p] for p in positions], self._index.tags, self._index.tensors),
+            )
+            alerts.extend(self._judge(part, positions))
+        return sorted(alerts, key=lambda alert: alert.index)
+
+    def _judge(self, batch: Batch, positions: Sequence[int]) -> list[Alert]:
+        taken: Bools = np.zeros(batch.values.shape, dtype=np.bool_)
+        found: dict[int, list[tuple[int, Fired]]] = {}
+        with np.errstate(all="ignore"):
+            for rule, memory in zip(self.rules, self._memories, strict=True):
+                for column, fired, reference in rule.check(batch, memory):
+                    new = fired & ~taken[:, column]
+                    if not new.any():
+                        continue
+                    taken[:, column] |= new
+                    for row in np.flatnonzero(new).tolist():
+                        entry = Fired(
+                            stat=batch.stats[column],
+                            rule=rule.name,
+                            value=float(batch.values[row, column]),
+                            history=None if reference is None else float(reference[row]),
+                        )
+                        found.setdefault(row, []).append((column, entry))
+        return [
+            Alert(
+                tag=batch.layout.tags[row],
+                step=batch.step,
+                index=positions[row],
+                fired=tuple(entry for _, entry in sorted(found[row], key=lambda pair: pair[0])),
+            )
+            for row in sorted(found)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The histories, as plain data: lists, strings and numpy arrays. Independent of what is observed later."""
+        rows = len(self._index.tags)
+        return {
+            "schema": SCHEMA,
+            "tags": list(self._index.tags),
+            "rules": [
+                {"rule_name": rule.name, "arrays": memory.state_dict(rows)}
+                for rule, memory in zip(self.rules, self._memories, strict=True)
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues the histories of `state_dict()`.
+
+        The n-th rule of a name takes the history of the n-th saved rule of that name, whatever their thresholds; a rule
+        that the saved state does not know begins without history. ValueError if this is not such a state.
+        """
+        if not isinstance(state, Mapping) or state.get("schema") != SCHEMA:
+            found = state.get("schema") if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"not a state of msmon_alert.Monitor: schema {found!r}, this version reads {SCHEMA}")
+        index = TagIndex()
+        index.layout(state["tags"])
+        saved: dict[str, list[Any]] = {}
+        for entry in state["rules"]:
+            saved.setdefault(entry["rule_name"], []).append(entry["arrays"])
+        self._index = index
+        self._memories = tuple(Memory() for _ in self.rules)
+        for rule, memory in zip(self.rules, self._memories, strict=True):
+            if saved.get(rule.name):
+                memory.load_state_dict(saved[rule.name].pop(0))
+
+
+def _mask(name: str, mask: Any, rows: int) -> Bools:
+    if mask is None:
+        return np.zeros(rows, dtype=np.bool_)
+    array = np.asarray(mask, dtype=np.bool_)
+    if array.shape != (rows,):
+        raise ValueError(f"{name} has shape {array.shape}; {rows} tags need ({rows},)")
+    return array

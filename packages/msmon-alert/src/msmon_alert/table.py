@@ -1,0 +1,68 @@
+"""The first anomalies as an aligned table of text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msmon_alert.record import PHASE_NAMES, Record, phase
+
+HEADER = ("step", "rank", "phase", "tensor", "statistic", "value", "history", "rule")
+_RIGHT = frozenset({"step", "rank", "value", "history"})
+_OLD_MESSAGE = re.compile(
+    r"Rule (?P<rule>\w+) reports anomaly signal in \(.*, '(?P<stat>\w+)'\) at step \d+"
+    r"(?:, current value (?P<value>[^\s,]+))?(?:, history mean (?P<history>[^\s,]+?))?\.?$",
+    re.DOTALL,
+)
+
+
+def row(record: Record) -> tuple[str, ...]:
+    """The cells of one record, after `HEADER`. Files of the older tool have rule and values in the message only."""
+    tag = str(record["tag_name"])
+    stats = record.get("stats")
+    old = _OLD_MESSAGE.match(str(record.get("message", "")).strip())
+    parts = old.groupdict() if old else {}
+    stat = next(iter(stats), "") if isinstance(stats, dict) else parts.get("stat") or ""
+    if isinstance(stats, dict) and len(stats) > 1:
+        stat += f" (+{len(stats) - 1})"
+    return (
+        str(record["step"]),
+        str(record["rank"]),
+        PHASE_NAMES[phase(tag)],
+        tag,
+        stat,
+        _number(record.get("value", parts.get("value"))),
+        _number(record.get("history", parts.get("history"))),
+        str(record.get("rule") or parts.get("rule") or ""),
+    )
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    try:
+        return f"{float(value):.6g}"
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def render(rows: Iterable[Sequence[str]], *, colour: bool) -> str:
+    """Aligned columns under `HEADER`; with `colour`, ANSI sequences that a terminal understands."""
+    cells = [HEADER, *(tuple(map(_printable, r)) for r in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADER))]
+    lines = []
+    for number, line in enumerate(cells):
+        text = "  ".join(
+            cell.rjust(width) if name in _RIGHT else cell.ljust(width)
+            for name, cell, width in zip(HEADER, line, widths, strict=True)
+        ).rstrip()
+        if colour and number <= 1:
+            text = f"\033[{'1' if number == 0 else '31'}m{text}\033[0m"
+        lines.append(text)
+    return "\n".join(lines)
+
+
+def _printable(text: str) -> str:
+    """Names come from models: nothing in them may steer the terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

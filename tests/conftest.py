@@ -1,0 +1,30 @@
+"""Shared fixtures: a folder for a run's files, and threads that leave room for other processes."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+
+@pytest.fixture
+def output_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where monitors made in this test write."""
+    path = tmp_path / "out"
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(path))
+    return path
+
+
+@pytest.fixture
+def write_config(tmp_path: Path) -> Callable[..., Path]:
+    """Write a configuration file with these fields and return its path."""
+
+    def write(**fields: object) -> Path:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(fields))
+        return path
+
+    return write
