@@ -53,37 +53,47 @@ def make_bins(steps: Ints, limit: int) -> Bins:
     return Bins(starts=starts, first_steps=steps[starts], last_steps=steps[ends])
 
 
-def bin_blocks(
-    blocks: Iterable[Block], stats: Sequence[str], bins: Bins, row_tensor: Ints, tensors: int
-) -> Bits:
-    """The worst value of each statistic, tensor and bin.
+class Binner:
+    """Gathers the worst value of each statistic, tensor and bin from blocks.
 
     Args:
-        blocks: in the order of the steps; each begins where a bin begins.
+        stats: the statistics of the blocks.
+        bins: each block has to begin where a bin begins.
         row_tensor: for each row of the blocks the number of its tensor; rows of one tensor are its micro-steps.
         tensors: how many tensors there are.
-
-    Returns:
-        float32 bits of shape (statistics, tensors, bins).
     """
-    out = np.full((len(stats), tensors, len(bins)), MISSING, dtype=np.uint32)
-    order = np.argsort(row_tensor, kind="stable")
-    sorted_tensors = row_tensor[order]
-    first_rows = np.flatnonzero(np.diff(sorted_tensors, prepend=-1))
-    single = len(first_rows) == len(order)
-    for block in blocks:
+
+    def __init__(self, stats: Sequence[str], bins: Bins, row_tensor: Ints, tensors: int) -> None:
+        self._stats = stats
+        self._bins = bins
+        self._order = np.argsort(row_tensor, kind="stable")
+        in_order = row_tensor[self._order]
+        self._cuts = np.flatnonzero(np.diff(in_order, prepend=-1))
+        self._tensors = in_order[self._cuts]
+        self.values: Bits = np.full((len(stats), tensors, len(bins)), MISSING, dtype=np.uint32)
+        """float32 bits of shape (statistics, tensors, bins)."""
+
+    def add(self, block: Block) -> None:
+        """Take one block."""
         end = block.first + block.values.shape[1]
-        inside = np.flatnonzero((bins.starts >= block.first) & (bins.starts < end))
-        cuts = bins.starts[inside] - block.first
-        for number, stat in enumerate(stats):
+        inside = np.flatnonzero((self._bins.starts >= block.first) & (self._bins.starts < end))
+        cuts = self._bins.starts[inside] - block.first
+        for number, stat in enumerate(self._stats):
             low, high = _extremes(block.values[number], block.present[number])
-            low = np.minimum.reduceat(low, cuts, axis=0)[:, order]
-            high = np.maximum.reduceat(high, cuts, axis=0)[:, order]
-            if not single:
-                low = np.minimum.reduceat(low, first_rows, axis=1)
-                high = np.maximum.reduceat(high, first_rows, axis=1)
-            out[number, sorted_tensors[first_rows][:, None], inside] = _bits(stat, low, high).T
-    return out
+            low = np.minimum.reduceat(low, cuts, axis=0)[:, self._order]
+            high = np.maximum.reduceat(high, cuts, axis=0)[:, self._order]
+            if len(self._cuts) < len(self._order):
+                low = np.minimum.reduceat(low, self._cuts, axis=1)
+                high = np.maximum.reduceat(high, self._cuts, axis=1)
+            self.values[number, self._tensors[:, None], inside] = _bits(stat, low, high).T
+
+
+def bin_blocks(blocks: Iterable[Block], stats: Sequence[str], bins: Bins, row_tensor: Ints, tensors: int) -> Bits:
+    """What a `Binner` gathers from all `blocks`."""
+    binner = Binner(stats, bins, row_tensor, tensors)
+    for block in blocks:
+        binner.add(block)
+    return binner.values
 
 
 def coarsen(values: Bits, stats: Sequence[str], factor: int) -> Bits:

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pyarrow as pa
 from msmon_io import BrokenLine, Table, data_type_of, read_csv
+from msmon_io._cells import decode_cell
 from pyarrow import csv as arrow_csv
 
 from .errors import UnusableRun
@@ -62,9 +63,10 @@ class CsvPiece:
             strings_can_be_null=False,
         )
         try:
-            return arrow_csv.read_csv(self.path, convert_options=convert), []
+            table = arrow_csv.read_csv(self.path, convert_options=convert)
         except pa.ArrowInvalid:
             return self._load_by_line(wanted)
+        return _decode_names(table), []
 
     def _ends_with_a_whole_line(self) -> bool:
         with self.path.open("rb") as file:
@@ -80,6 +82,18 @@ class CsvPiece:
         except ValueError as error:
             return _arrow_table(wanted, []), [f"{error}: the file was passed over"]
         return _arrow_table(wanted, tables), [str(line) for line in broken]
+
+
+def _decode_names(table: Any) -> Any:
+    names = table["name"].unify_dictionaries()
+    chunks = []
+    for chunk in names.chunks:
+        texts = chunk.dictionary.to_pylist()
+        if not any("\\" in text or text.startswith("'") for text in texts):
+            return table
+        decoded = pa.array([decode_cell(text) for text in texts], type=pa.string())
+        chunks.append(pa.DictionaryArray.from_arrays(chunk.indices, decoded))
+    return table.set_column(table.column_names.index("name"), "name", pa.chunked_array(chunks, type=names.type))
 
 
 def _kind(column: str) -> Any:

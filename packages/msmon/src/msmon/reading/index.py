@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-from msmon_io._cells import decode_cell
 
 from .pieces import KEYS
 from .run import RankRun, Run
@@ -141,7 +140,7 @@ class RowNumbers:
         return numbers
 
     def _number(self, vpp_stage: int, text: str, micro_step: int) -> int:
-        key = TensorKey(self._pp_stage, vpp_stage, decode_cell(text))
+        key = TensorKey(self._pp_stage, vpp_stage, text)
         if key not in self._keys:
             new = key if self._rename is None else self._rename(key)
             self._keys[key] = new if self._keep is None or self._keep(new) else None

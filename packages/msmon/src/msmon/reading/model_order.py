@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from .index import Index, TensorKey
+import numpy as np
+
+from .index import Index, Ints, TensorKey
 from .run import Run
 
 #: Data types whose files go through the model backwards.
@@ -59,6 +61,15 @@ def layers_of(keys: Sequence[TensorKey]) -> list[str]:
     layers = {name: _layer(path, common) for name, path in paths.items()}
     several = len({(key.vpp_stage, key.pp_stage) for key in keys}) > 1
     return [stage_prefix(key) + layers[key.name] if several else layers[key.name] for key in keys]
+
+
+def layer_sequence(keys: Sequence[TensorKey], layers: Sequence[str], order: Mapping[TensorKey, int]) -> Ints:
+    """The numbers of the tensors in the order of the model, each layer in one piece."""
+    layer_first: dict[str, int] = {}
+    for key, layer in zip(keys, layers, strict=True):
+        layer_first[layer] = min(order[key], layer_first.get(layer, order[key]))
+    ranked = sorted(range(len(keys)), key=lambda at: (layer_first[layers[at]], order[keys[at]]))
+    return np.array(ranked, dtype=np.int64)
 
 
 def stage_prefix(key: TensorKey) -> str:

@@ -13,7 +13,9 @@ from typing import Any
 import attrs
 from msmon_io import newest_run_dirs, run_dirs
 
-from .errors import UnusableRun, need_pyarrow
+from .csv_pieces import csv_pieces
+from .errors import UnusableRun
+from .parquet_pieces import parquet_pieces, stored_runs
 from .pieces import KEYS, Piece
 from .statistics import TEXT
 
@@ -114,9 +116,7 @@ def open_run(path: str | Path) -> Run:
 
     Raises:
         UnusableRun: there is nothing to read.
-        ImportError: pyarrow is missing; the message names the extra.
     """
-    need_pyarrow()
     directory = Path(path)
     if not directory.is_dir():
         what = "is a file, not a directory" if directory.exists() else "does not exist"
@@ -129,7 +129,7 @@ def open_run(path: str | Path) -> Run:
     if not filled:
         where = ", ".join(str(path) for path in directories.values()) or str(directory)
         raise UnusableRun(
-            f"{directory} holds no statistics of a run: no <data type>_<first>-<last>.csv and no Parquet file in {where}; "
+            f"{directory} holds no statistics of a run: no <data type>_<first>-<last>.csv and no Parquet file of it in {where}; "
             "TensorBoard event files cannot be read back"
         )
     return Run(directory=directory, ranks=filled, notes=notes)
@@ -138,6 +138,9 @@ def open_run(path: str | Path) -> Run:
 def _rank_directories(directory: Path, notes: list[str]) -> dict[int, Path]:
     found = newest_run_dirs(directory)
     if not found:
+        stored = stored_runs(directory)
+        if stored:
+            return {rank: directory / run for rank, run in stored.items()}
         match = _RANK.search(directory.name)
         return {int(match[1]) if match else 0: directory}
     every = run_dirs(directory)
@@ -148,20 +151,21 @@ def _rank_directories(directory: Path, notes: list[str]) -> dict[int, Path]:
     times = {run.rank: run.time for run in every}
     if len(times) > 1 and max(times.values()) - min(times.values()) > _ONE_LAUNCH:
         old = min(times, key=lambda rank: times[rank])
-        notes.append(f"rank {old}'s newest run began {max(times.values()) - times[old]} before the newest of all: "
-                     "it may belong to another launch")
+        notes.append(
+            f"rank {old}'s newest run began {max(times.values()) - times[old]} before the newest of all: "
+            "it may belong to another launch"
+        )
     return found
 
 
 def _open_rank(rank: int, directory: Path, notes: list[str]) -> RankRun:
-    from .csv_pieces import csv_pieces
-    from .parquet_pieces import parquet_pieces
-
-    pieces: dict[str, Sequence[Piece]] = {**csv_pieces(directory)}
-    for data_type, parts in parquet_pieces(directory).items():
-        if data_type in pieces:
-            notes.append(f"rank {rank}: {data_type} is there as CSV and as Parquet; the Parquet files are read")
+    pieces: dict[str, Sequence[Piece]] = {**csv_pieces(directory)} if directory.is_dir() else {}
+    twice = []
+    for data_type, parts in parquet_pieces(directory.parent, rank, directory.name).items():
+        twice += [data_type] if data_type in pieces else []
         pieces[data_type] = parts
+    if twice:
+        notes.append(f"rank {rank}: {', '.join(twice)} is there as CSV and as Parquet; the Parquet files are read")
     return RankRun(
         rank=rank,
         directory=directory,

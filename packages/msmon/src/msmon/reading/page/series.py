@@ -29,6 +29,8 @@ class TypeSeries:
     """(statistics, tensors, bins): over all lines, or whatever the heat map shows."""
     marks: Sequence[tuple[int, int]] = ()
     """Tensor and position among all steps of what the page marks."""
+    micro_steps: int = 1
+    """How many micro-steps were combined."""
     interest: Ints
     """Numbers of the tensors, the ones first that should be kept in detail where not all can be."""
 
@@ -58,11 +60,14 @@ class TypeSeries:
 
 @attrs.frozen(kw_only=True)
 class Panel:
-    """A piece of the page above the heat map: a title, and a table, a list or sentences."""
+    """A part of the page above the heat map: a title, and sentences, facts or a table."""
 
     title: str
     id: str
     text: Sequence[str] = ()
+    lead: str = ""
+    """How the first sentence looks: `lead` (a warning), `lead good`, or plain."""
+    facts: Sequence[tuple[str, str]] = ()
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
     links: Sequence[Mapping[str, object] | None] = ()
