@@ -1,33 +1,86 @@
 """Training statistics to files (CSV, TensorBoard, Parquet) and files to other files."""
 
+from typing import TYPE_CHECKING, Any
+
 from msmon_io._background import Background
+from msmon_io._conversion import DATA_TYPES
+from msmon_io._csv2parquet import convert_to_parquet
+from msmon_io._csv2tensorboard import csv2tensorboard_by_step
 from msmon_io._csv_reader import BrokenLine, data_type_of, read_csv
-from msmon_io._csv_writer import CsvWriter
+from msmon_io._csv_writer import CsvWriter, write_text_csv
 from msmon_io._files import OutsideError, write_json
 from msmon_io._losses import Losses
 from msmon_io._memory_writer import MemoryWriter
 from msmon_io._numbers import format_number
-from msmon_io._run_dirs import RunDir, create_run_dir, find_run_dir, newest_run_dirs, run_dirs, run_dirs_between
+from msmon_io._run_dirs import (
+    RunDir,
+    create_run_dir,
+    find_run_dir,
+    newest_run_dirs,
+    parse_stamp,
+    run_dirs,
+    run_dirs_between,
+)
 from msmon_io._table import Table
+from msmon_io._writers import (
+    Writer,
+    WriterContext,
+    WriterFactory,
+    Writers,
+    open_writer,
+    open_writers,
+    writer_names,
+)
+
+if TYPE_CHECKING:
+    from msmon_io._parquet_writer import ParquetWriter
+    from msmon_io._tensorboard_writer import TensorBoardWriter
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DATA_TYPES",
     "Background",
     "BrokenLine",
     "CsvWriter",
     "Losses",
     "MemoryWriter",
     "OutsideError",
+    "ParquetWriter",
     "RunDir",
     "Table",
+    "TensorBoardWriter",
+    "Writer",
+    "WriterContext",
+    "WriterFactory",
+    "Writers",
+    "convert_to_parquet",
     "create_run_dir",
+    "csv2tensorboard_by_step",
     "data_type_of",
     "find_run_dir",
     "format_number",
     "newest_run_dirs",
+    "open_writer",
+    "open_writers",
+    "parse_stamp",
     "read_csv",
     "run_dirs",
     "run_dirs_between",
     "write_json",
+    "write_text_csv",
+    "writer_names",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # These need packages that only the extras bring.
+    if name == "TensorBoardWriter":
+        from msmon_io._tensorboard_writer import TensorBoardWriter
+
+        return TensorBoardWriter
+    if name == "ParquetWriter":
+        from msmon_io._parquet_writer import ParquetWriter
+
+        return ParquetWriter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

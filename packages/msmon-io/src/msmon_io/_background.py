@@ -37,7 +37,7 @@ class Background:
             raise ValueError(f"depth: {depth} is not allowed; it must be an integer of at least 1")
         self.depth = depth
         self.patience = patience
-        self.losses = Losses("background", unit="jobs")
+        self.losses = Losses(part="background", unit="jobs")
         self.waits = 0
         """How often :meth:`submit` had to wait."""
         self.waited_s = 0.0

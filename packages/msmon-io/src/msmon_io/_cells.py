@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 # Control characters, line and paragraph separators, lone surrogates (no UTF-8 form), and the escape character itself.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\\\\]")
@@ -27,6 +28,8 @@ def _unescape(match: re.Match[str]) -> str:
     return _LONG.get(code) or chr(int(code[1:], 16))
 
 
+# The same names come every step.
+@lru_cache(maxsize=1 << 18)
 def encode_cell(text: str) -> str:
     r"""The text as one CSV cell on one line.
 
@@ -53,6 +56,6 @@ def decode_cell(text: str) -> str:
     >>> decode_cell("'=cmd()"), decode_cell("a\\nb") == "a\nb"
     ('=cmd()', True)
     """
-    if _ESCAPED_FORMULA.match(text):
+    if text[:1] == "'" and _ESCAPED_FORMULA.match(text):
         text = text[1:]
     return _ESCAPED.sub(_unescape, text) if "\\" in text else text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from attrs import frozen
 
@@ -60,6 +62,11 @@ class Header:
     """For each of ``ops``: is it text?"""
 
     @property
+    def number_ops(self) -> list[str]:
+        """Those of ``ops`` that are numbers."""
+        return [op for op, is_text in zip(self.ops, self.text, strict=True) if not is_text]
+
+    @property
     def leading(self) -> int:
         """The number of columns before the first of ``ops``."""
         return 4 if self.has_micro_step else 3
@@ -90,6 +97,78 @@ def data_type_of(path: PathLike) -> str | None:
     return stem if stem and dash and first.isdecimal() and last.isdecimal() and Path(path).suffix == ".csv" else None
 
 
+def first_step_of(path: PathLike) -> int:
+    """The first step that a file named ``<data type>_<first>-<last>.csv`` covers."""
+    return int(Path(path).stem.rpartition("_")[2].partition("-")[0])
+
+
+Row = tuple[int, str, int, int, list[float], list[str]]
+"""vpp_stage, name, step, micro-step (0 where there is none), numbers, texts."""
+
+
+def read_rows(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_broken) -> tuple[Header, Iterator[Row]]:
+    """The columns and the rows of one file; as :func:`read_csv`, for those who need no tables.
+
+    Raises:
+        ValueError: the first line is no header of ours.
+        OSError: the file cannot be read.
+    """
+    path = Path(path)
+    file = path.open(encoding="utf-8-sig", errors="backslashreplace", newline="\n")
+    try:
+        first = file.readline()
+        if not first.endswith("\n"):
+            raise ValueError("no complete header line")
+        header = parse_header(first.rstrip("\r\n"))
+    except ValueError as error:
+        file.close()
+        raise ValueError(f"{path}: {error}") from None
+    return header, _rows(path, file, header, on_broken)
+
+
+def _rows(path: Path, file: TextIO, header: Header, on_broken: Callable[[BrokenLine], None]) -> Iterator[Row]:
+    leading = header.leading
+    width = leading + len(header.ops)
+    only_numbers = not any(header.text)
+    with file:
+        for number, line in enumerate(file, 2):
+            try:
+                if line[-1] != "\n":
+                    raise ValueError("the last line has no line end: it was cut short")
+                line = line.rstrip("\r\n")
+                if not line:
+                    continue
+                cells = split_line(line)
+                if len(cells) != width:
+                    raise ValueError(f"{len(cells)} cells instead of {width}")
+                numbers, texts = (cells[leading:], []) if only_numbers else _part(cells[leading:], header.text)
+                row = (
+                    int(cells[0]),
+                    decode_cell(cells[1]),
+                    int(cells[2]),
+                    int(cells[3]) if header.has_micro_step else 0,
+                    _floats(numbers),
+                    texts,
+                )
+            except ValueError as error:
+                on_broken(BrokenLine(path=path, line=number, reason=str(error)))
+            else:
+                yield row
+
+
+def _part(cells: list[str], is_text: list[bool]) -> tuple[list[str], list[str]]:
+    numbers = [cell for cell, text in zip(cells, is_text, strict=True) if not text]
+    return numbers, [decode_cell(cell) for cell, text in zip(cells, is_text, strict=True) if text]
+
+
+def _floats(cells: list[str]) -> list[float]:
+    try:
+        return list(map(float, cells))
+    except ValueError:
+        # pandas leaves the cell of a missing number empty.
+        return [float(cell or "nan") for cell in cells]
+
+
 def read_csv(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_broken) -> Iterator[Table]:
     """The tables of one file, in its order: one for each run of rows of the same step. Memory: one table.
 
@@ -102,73 +181,22 @@ def read_csv(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_b
         ValueError: the first line is no header of ours.
         OSError: the file cannot be read.
     """
-    path = Path(path)
-    data_type = data_type_of(path) or path.stem
-    with path.open(encoding="utf-8-sig", errors="backslashreplace", newline="\n") as file:
-        first = file.readline()
-        if not first.endswith("\n"):
-            raise ValueError(f"{path}: no complete header line")
-        try:
-            header = parse_header(first.rstrip("\r\n"))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        rows: list[_Row] = []
-        for number, line in enumerate(file, 2):
-            try:
-                row = _parse(line, header)
-            except ValueError as error:
-                on_broken(BrokenLine(path=path, line=number, reason=str(error)))
-                continue
-            if row is None:
-                continue
-            if rows and rows[-1].step != row.step:
-                yield _table(data_type, header, rows)
-                rows = []
-            rows.append(row)
-        if rows:
-            yield _table(data_type, header, rows)
+    data_type = data_type_of(path) or Path(path).stem
+    header, rows = read_rows(path, on_broken=on_broken)
+    for _, group in itertools.groupby(rows, key=lambda row: row[2]):
+        yield _table(data_type, header, list(group))
 
 
-@frozen
-class _Row:
-    stage: int
-    name: str
-    step: int
-    micro_step: int
-    numbers: list[float]
-    texts: list[str]
-
-
-def _parse(line: str, header: Header) -> _Row | None:
-    if not line.endswith("\n"):
-        raise ValueError("the last line has no line end: it was cut short")
-    line = line.rstrip("\r\n")
-    if not line:
-        return None
-    cells = split_line(line)
-    width = header.leading + len(header.ops)
-    if len(cells) != width:
-        raise ValueError(f"{len(cells)} cells instead of {width}")
-    numbers: list[float] = []
-    texts: list[str] = []
-    for cell, is_text in zip(cells[header.leading :], header.text, strict=True):
-        if is_text:
-            texts.append(decode_cell(cell))
-        else:
-            numbers.append(float(cell))
-    micro_step = int(cells[3]) if header.has_micro_step else 0
-    return _Row(int(cells[0]), decode_cell(cells[1]), int(cells[2]), micro_step, numbers, texts)
-
-
-def _table(data_type: str, header: Header, rows: list[_Row]) -> Table:
+def _table(data_type: str, header: Header, rows: list[Row]) -> Table:
     text_ops = [op for op, is_text in zip(header.ops, header.text, strict=True) if is_text]
+    stages, names, steps, micro_steps, numbers, texts = zip(*rows, strict=True)
     return Table(
         data_type=data_type,
-        step=rows[0].step,
-        names=[row.name for row in rows],
-        vpp_stages=[row.stage for row in rows],
-        micro_steps=[row.micro_step for row in rows] if header.has_micro_step else None,
+        step=steps[0],
+        names=names,
+        vpp_stages=stages,
+        micro_steps=micro_steps if header.has_micro_step else None,
         ops=header.ops,
-        values=[row.numbers for row in rows],
-        text={op: [row.texts[i] for row in rows] for i, op in enumerate(text_ops)},
+        values=numbers,
+        text={op: [row[i] for row in texts] for i, op in enumerate(text_ops)},
     )

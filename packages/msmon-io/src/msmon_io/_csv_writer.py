@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msmon_io._cells import encode_cell
-from msmon_io._files import PathLike, append_whole, inside, replacing, write_whole
+from msmon_io._files import PathLike, append_whole, inside, write_whole
 from msmon_io._losses import Losses
-from msmon_io._numbers import format_column
+from msmon_io._numbers import COUNT_OPS, format_column
 from msmon_io._table import Table
 
 # Up to this size a file that grows is written anew beside the old one and takes its place, so that even `kill -9`
 # in the middle leaves whole lines. Beyond it that would cost more than it is worth: lines are appended, and a line
 # cut by a kill is passed over by the reader and removed by the next writer.
-_REWRITE_LIMIT = 4 << 20
+REWRITE_LIMIT = 4 << 20
 
 _DATA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -48,21 +48,35 @@ def csv_lines(table: Table, ndigits: int) -> str:
     """The table's rows as CSV lines, each with its line end, without the header."""
     if not len(table):
         return ""
+    names = map(encode_cell, table.names)
+    columns: list[Sequence[object]]
+    if table.micro_steps is None:
+        leading = [f"{stage},{name},{table.step}" for stage, name in zip(table.vpp_stages, names, strict=True)]
+    else:
+        rows = zip(table.vpp_stages, names, table.micro_steps, strict=True)
+        leading = [f"{stage},{name},{table.step},{micro}" for stage, name, micro in rows]
+    lines = _bulk_lines(table, ndigits) if not table.text and table.ops else None
+    if lines is not None:
+        return "".join([f"{start},{numbers}\n" for start, numbers in zip(leading, lines, strict=True)])
     numbers = dict(zip(table.number_ops, zip(*table.rows(), strict=True), strict=True))
-    columns: list[Sequence[object]] = [
-        table.vpp_stages,
-        [encode_cell(name) for name in table.names],
-        [str(table.step)] * len(table),
-    ]
-    if table.micro_steps is not None:
-        columns.append(table.micro_steps)
+    columns = [leading]
     for op in table.ops:
-        if op in table.text:
-            columns.append([encode_cell(text) for text in table.text[op]])
-        else:
-            columns.append(format_column(numbers[op], op, ndigits))
+        text = table.text.get(op)
+        columns.append(format_column(numbers[op], op, ndigits) if text is None else list(map(encode_cell, text)))
     line = ",".join(["%s"] * len(columns)) + "\n"
     return "".join([line % row for row in zip(*columns, strict=True)])
+
+
+def _bulk_lines(table: Table, ndigits: int) -> list[str] | None:
+    """The rows' numbers as text, if the values are a numpy array and the digits few enough; else None."""
+    if not type(table.values).__module__.startswith("numpy"):
+        return None
+    from msmon_io._bulk_numbers import MAX_DIGITS, number_lines
+
+    shape: tuple[int, ...] = table.values.shape  # type: ignore[union-attr]
+    if ndigits > MAX_DIGITS or shape != (len(table), len(table.ops)):
+        return None
+    return number_lines(table.values, [op in COUNT_OPS for op in table.ops], ndigits)  # type: ignore[arg-type]
 
 
 class CsvWriter:
@@ -86,10 +100,11 @@ class CsvWriter:
         for name, value in (("ndigits", ndigits), ("step_count_per_record", step_count_per_record)):
             if value < 1:
                 raise ValueError(f"{name}: {value} is not allowed; it must be an integer of at least 1")
-        self.run_dir = Path(os.path.abspath(run_dir))
+        # Links are followed once, here: a link put in the directory's place later leads outside of it.
+        self.run_dir = Path(os.path.realpath(run_dir))
         self.ndigits = ndigits
         self.step_count_per_record = step_count_per_record
-        self.losses = Losses("csv")
+        self.losses = Losses(part="csv")
         self._step: int | None = None
         self._pending: dict[str, list[tuple[str, str, int]]] = {}
         self._headers: dict[str, str] = {}
@@ -98,14 +113,17 @@ class CsvWriter:
         """Take the rows of one data type at one step."""
         if self._step != table.step:
             self.flush()
+            if self._step is not None and not self._same_record(self._step, table.step):
+                self._headers = {}
             self._step = table.step
+        if not len(table):
+            return
         try:
             name = record_name(table.data_type, table.step, self.step_count_per_record)
             rows = (header(table), csv_lines(table, self.ndigits), len(table))
         except (ValueError, TypeError) as error:
             self.losses.add(len(table), error, f"{table.data_type} of step {table.step}")
-            return
-        if len(table):
+        else:
             self._pending.setdefault(name, []).append(rows)
 
     def flush(self) -> None:
@@ -113,25 +131,30 @@ class CsvWriter:
         pending, self._pending = self._pending, {}
         for name, parts in pending.items():
             try:
-                self._commit(name, parts[0][0], "".join([lines for _, lines, _ in parts]))
+                first_line = parts[0][0]
+                if any(part[0] != first_line for part in parts):
+                    raise ValueError("the tables of one step have different columns")
+                self._commit(name, first_line, "".join([lines for _, lines, _ in parts]).encode())
             except (OSError, ValueError) as error:
                 self.losses.add(sum(rows for _, _, rows in parts), error, str(self.run_dir / name))
 
-    def _commit(self, name: str, first_line: str, lines: str) -> None:
+    def _same_record(self, step: int, other: int) -> bool:
+        return step // self.step_count_per_record == other // self.step_count_per_record
+
+    def _commit(self, name: str, first_line: str, data: bytes) -> None:
         path = inside(self.run_dir / name, self.run_dir)
-        data = lines.encode()
-        if name not in self._headers and not path.exists():
+        known = self._headers.get(name)
+        if known is None and path.exists():
+            known = mend(path)
+        if known is None:
             write_whole(path, first_line.encode() + b"\n" + data)
+        elif known != first_line:
+            raise ValueError(f"the file has the columns {known}, these rows have {first_line}: use a new run directory")
+        elif path.stat().st_size <= REWRITE_LIMIT:
+            write_whole(path, path.read_bytes() + data)
         else:
-            if name not in self._headers:
-                mend(path, first_line)
-            elif self._headers[name] != first_line:
-                raise ValueError(f"the file has the columns {self._headers[name]}, these rows have {first_line}")
-            if path.stat().st_size <= _REWRITE_LIMIT:
-                write_whole(path, path.read_bytes() + data)
-            else:
-                append_whole(path, data)
-        self._headers = {name: first_line} if self.step_count_per_record == 1 else {**self._headers, name: first_line}
+            append_whole(path, data)
+        self._headers[name] = first_line
 
     def close(self) -> None:
         """Flush, and report what could not be written."""
@@ -145,26 +168,44 @@ class CsvWriter:
         self.close()
 
 
-def mend(path: Path, first_line: str) -> None:
-    """Make a file of an earlier process ready for more rows: same columns, and no line that a kill cut short."""
+def write_text_csv(
+    path: PathLike, columns: Sequence[str], rows: Iterable[Sequence[str]], *, root: PathLike | None = None
+) -> None:
+    """Write a CSV file of texts, such as ``stack_info.csv``, whole or not at all. Mode 0640.
+
+    Cells are escaped as in all our CSV files: one line a row, whatever the texts hold.
+
+    Args:
+        columns: the header.
+        root: a directory that the file must not leave; default: the one it lies in.
+
+    Raises:
+        OutsideError: the file is not inside `root`.
+        OSError: it cannot be written; a file that was there is unharmed.
+    """
+    lines = [",".join(map(encode_cell, row)) for row in (columns, *rows)]
+    path = Path(os.path.abspath(path))
+    write_whole(inside(path, os.path.realpath(path.parent if root is None else root)), ("\n".join(lines) + "\n").encode())
+
+
+def mend(path: Path) -> str | None:
+    """Make a file of an earlier process ready for more rows: remove a last line that a kill cut short.
+
+    Returns:
+        The header, without the line end; None if the file has not even that.
+    """
     with path.open("rb") as file:
-        found = file.readline().decode("utf-8-sig", "replace").rstrip("\r\n")
-        if found != first_line:
-            raise ValueError(f"the file has the columns {found}, these rows have {first_line}: use a new run directory")
-        size = file.seek(0, os.SEEK_END)
-        end = size
+        end = size = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - 65536)
             file.seek(start)
-            block = file.read(end - start)
-            newline = block.rfind(b"\n")
+            newline = file.read(end - start).rfind(b"\n")
             if newline >= 0:
                 end = start + newline + 1
                 break
             end = start
-        if end == size:
-            return
         file.seek(0)
-        whole = file.read(end)
-    with replacing(path) as fd:
-        os.write(fd, whole)
+        first_line = file.readline() if end else b""
+    if end < size:
+        os.truncate(path, end)
+    return first_line.decode("utf-8-sig", "replace").rstrip("\r\n") if first_line else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -21,10 +22,14 @@ class OutsideError(OSError):
     """A path leads out of the output directory, through a symbolic link or ``..``."""
 
 
-def inside(path: PathLike, root: PathLike) -> Path:
-    """The path with links followed, if it lies in `root`; else :class:`OutsideError`."""
-    real, real_root = os.path.realpath(path), os.path.realpath(root)
-    if os.path.commonpath([real, real_root]) != real_root:
+def inside(path: PathLike, real_root: PathLike) -> Path:
+    """The path with links followed, if it lies in `real_root`; else :class:`OutsideError`.
+
+    `real_root` is taken as it is, with links followed once by the caller: if a link is put in its place later, that
+    link leads out.
+    """
+    real = os.path.realpath(path)
+    if os.path.commonpath([real, real_root]) != os.fspath(real_root):
         raise OutsideError(f"{path} leads to {real}, which is outside of {real_root}: nothing is written there")
     return Path(real)
 
@@ -37,14 +42,10 @@ def _set_mode(fd: int, mode: int) -> None:
 
 def make_dir(path: PathLike) -> Path:
     """Make the directory and its missing parents, each with mode 0750; directories that exist stay as they are."""
-    path = Path(os.path.abspath(path))
-    missing = []
-    while not path.is_dir():
-        missing.append(path)
-        if path.parent == path:
-            break
-        path = path.parent
-    for directory in reversed(missing):
+    target = Path(os.path.abspath(path))
+    for directory in reversed([target, *target.parents]):
+        if directory.is_dir():
+            continue
         try:
             directory.mkdir(DIR_MODE)
         except FileExistsError:
@@ -53,10 +54,22 @@ def make_dir(path: PathLike) -> Path:
             continue
         with contextlib.suppress(OSError):
             directory.chmod(DIR_MODE)
-    return missing[0] if missing else path
+    return target
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def make_dir_inside(path: PathLike, real_root: PathLike) -> Path:
+    """Make a directory in `real_root`, which must be there: what somebody removed is not brought back.
+
+    Returns:
+        The directory with links followed.
+    """
+    real = inside(path, real_root)
+    if not os.path.isdir(real_root):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(real_root))
+    return make_dir(real)
+
+
+def _write_all(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
@@ -83,7 +96,7 @@ def replacing(path: Path) -> Iterator[int]:
         raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | memoryview) -> None:
     """Write a file so that it is there whole or not at all, also when the process is killed meanwhile."""
     with replacing(path) as fd:
         _write_all(fd, data)
@@ -118,6 +131,6 @@ def write_json(path: PathLike, obj: Any, *, root: PathLike | None = None) -> Non
     data = json.dumps(obj, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
     target = Path(os.path.abspath(path))
     if root is not None:
-        inside(target.parent, root)
+        inside(target.parent, os.path.realpath(root))
     make_dir(target.parent)
     write_whole(target, data + b"\n")

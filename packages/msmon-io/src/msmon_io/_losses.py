@@ -9,7 +9,7 @@ from attrs import define
 logger = logging.getLogger("msmon_io")
 
 
-@define
+@define(kw_only=True)
 class Losses:
     """The failures of one part (a writer, the background thread)."""
 
@@ -35,7 +35,11 @@ class Losses:
 
     def report(self) -> None:
         """The closing line, if anything was lost."""
-        if self.failures:
+        if self.failures and not self.lost:
+            logger.warning(
+                "%s output: %d failures, but nothing was lost (the first: %s)", self.part, self.failures, self.first
+            )
+        elif self.failures:
             logger.error(
                 "%s output: %d %s could not be written (%d failures, the first: %s)",
                 self.part,

@@ -21,7 +21,7 @@ def format_number(value: float, ndigits: int) -> str:
     ['0.0', '1.0', '-1.23457e-09', '1234.56789', '1e+20', '-inf', 'nan']
     """
     if -1.0 < value < 1.0:
-        return f"{value:.{ndigits}}" if ndigits < _ROUND_TRIP_DIGITS else repr(float(value))
+        return repr(float(f"{value:.{ndigits}g}")) if ndigits < _ROUND_TRIP_DIGITS else repr(float(value))
     return repr(round(float(value), ndigits))
 
 
@@ -31,14 +31,15 @@ def format_count(value: float) -> str:
     >>> format_count(3.0), format_count(float("nan"))
     ('3', 'nan')
     """
-    return str(int(value)) if value == value and abs(value) != float("inf") else repr(float(value))
+    return str(int(value)) if abs(value) < 2**53 and value == int(value) else repr(float(value))
 
 
 def format_column(values: Sequence[float], op: str, ndigits: int) -> list[str]:
     """The cells of one column."""
     if op in COUNT_OPS:
         return ["0" if value == 0 else format_count(value) for value in values]
-    if ndigits >= _ROUND_TRIP_DIGITS:
+    if not 1 < ndigits <= 15:
         return [format_number(value, ndigits) for value in values]
+    # With 2 to 15 digits this spelling is the same text as repr's, without the way back to a float.
     spec = f".{ndigits}"
     return [format(value, spec) if -1.0 < value < 1.0 else format_number(value, ndigits) for value in values]

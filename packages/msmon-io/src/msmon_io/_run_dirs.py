@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from msmon_io._files import DIR_MODE, PathLike, inside, make_dir
+from msmon_io._files import PathLike, inside, make_dir
 
 logger = logging.getLogger("msmon_io")
 
@@ -94,12 +95,13 @@ def run_dirs(output_dir: PathLike, *, rank: int | None = None, before: datetime 
         before: time stamps mean the last moment not after this one; default: now.
     """
     found = []
+    real_root = os.path.realpath(output_dir)
     for entry in os.scandir(output_dir):
         match = _RUN_DIR.fullmatch(entry.name)
         if not match or not entry.is_dir() or (rank is not None and int(match["rank"]) != rank):
             continue
         try:
-            path = inside(entry.path, output_dir)
+            path = inside(entry.path, real_root)
             time = parse_stamp(match["stamp"], before=before)
         except (OSError, ValueError):
             continue
@@ -112,13 +114,26 @@ def newest_run_dirs(output_dir: PathLike) -> dict[int, Path]:
     return {run.rank: run.path for run in sorted(run_dirs(output_dir), key=lambda run: (run.rank, run.time))}
 
 
-def run_dirs_between(output_dir: PathLike, time_start: str, time_end: str, *, rank: int | None = None) -> list[RunDir]:
+def run_dirs_between(
+    output_dir: PathLike, time_start: str | None, time_end: str | None, *, rank: int | None = None
+) -> list[RunDir]:
     """The run directories whose time stamp lies in the range, both ends included, oldest first.
+
+    Args:
+        time_start: None: from the first one on.
+        time_end: None: to the last one.
+        rank: only those of this rank.
 
     Raises:
         ValueError: a bad time stamp.
         OSError: `output_dir` cannot be read.
     """
+    if time_end is None:
+        start = None if time_start is None else parse_stamp(time_start, what="time_start")
+        return [run for run in run_dirs(output_dir, rank=rank) if start is None or start <= run.time]
+    if time_start is None:
+        end = parse_stamp(time_end, what="time_end")
+        return [run for run in run_dirs(output_dir, rank=rank) if run.time <= end]
     start, end = parse_range(time_start, time_end)
     return [run for run in run_dirs(output_dir, rank=rank, before=end) if start <= run.time]
 
@@ -131,9 +146,7 @@ def create_run_dir(output_dir: PathLike, rank: int) -> Path:
     """
     root = make_dir(output_dir)
     path = root / f"{format_stamp(datetime.now())}-rank{rank:d}-{uuid.uuid4().hex[:8]}"
-    path.mkdir(DIR_MODE)
-    path.chmod(DIR_MODE)
-    return path
+    return make_dir(path)
 
 
 def find_run_dir(output_dir: PathLike, rank: int, time_start: str, time_end: str) -> Path:
@@ -155,4 +168,9 @@ def find_run_dir(output_dir: PathLike, rank: int, time_start: str, time_end: str
     if len(found) > 1:
         names = ", ".join(run.path.name for run in found)
         logger.warning("rank %d has several run directories in %s (%s): the newest is continued", rank, where, names)
-    return found[-1].path
+    path = found[-1].path
+    # A killed process may have left a file half written.
+    for leftover in path.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
+    return path

@@ -36,7 +36,7 @@ def parse_object(data: bytes, source: str) -> dict[str, Any]:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except _Constant as error:
         constant = str(error)
-        position = next(m.start() for m in _TOKEN.finditer(text) if m.group() == constant)
+        position = next(m.start() for m in _TOKEN.finditer(text) if m.group().startswith(constant))
         _fail(source, text, position, f"{constant} is not a JSON number; write a finite number")
     except _Duplicate:
         position, key = _find_duplicate(text)
