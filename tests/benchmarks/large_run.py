@@ -27,8 +27,9 @@ MODULES = (
 
 
 def tensor_names(count: int) -> list[str]:
+    """In the order of a backward pass, as the files of unreduced gradients have it."""
     names = [f"layers.{i // len(MODULES)}.{MODULES[i % len(MODULES)]}" for i in range(count - 1)]
-    return [*names, "head.weight"]
+    return ["head.weight", *reversed(names)]
 
 
 def write_large_run(

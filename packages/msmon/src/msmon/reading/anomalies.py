@@ -37,7 +37,13 @@ class Anomaly:
     tensor: TensorKey
     stats: tuple[str, ...]
     """The statistics that fired; empty in files of the older tool."""
+    values: tuple[str, ...]
+    """Their values, as they are to be shown."""
     message: str
+
+    def fired(self) -> str:
+        """What fired: each statistic with its value, or the message of the older tool."""
+        return ", ".join(f"{stat} {value}" for stat, value in zip(self.stats, self.values, strict=True)) or self.message
 
 
 @attrs.frozen(kw_only=True)
@@ -128,7 +134,8 @@ def _anomaly(record: Mapping[str, Any]) -> Anomaly:
     micro_step = record.get("micro_step")
     if micro_step is not None and (data_type in _WITH_MICRO_STEP or data_type == "grad_unreduced"):
         name = _MICRO_STEP.sub("", name)
-    stats = record.get("stats")
+    fired = record.get("stats")
+    stats = fired if isinstance(fired, Mapping) else {}
     return Anomaly(
         step=record["step"],
         micro_step=micro_step,
@@ -136,6 +143,12 @@ def _anomaly(record: Mapping[str, Any]) -> Anomaly:
         phase=PHASE_NAMES[phase(tag)],
         data_type=data_type,
         tensor=TensorKey(record["pp_stage"], record["vpp_stage"], name),
-        stats=tuple(stats) if isinstance(stats, (Mapping, list)) else (),
+        stats=tuple(stats),
+        values=tuple(_value(one) for one in stats.values()),
         message=str(record.get("message", "")),
     )
+
+
+def _value(fired: object) -> str:
+    value = fired.get("value") if isinstance(fired, Mapping) else None
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str("" if value is None else value)

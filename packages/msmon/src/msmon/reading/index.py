@@ -26,6 +26,18 @@ class TensorKey:
     vpp_stage: int
     name: str
 
+    def label(self) -> str:
+        """The name, with the stages in front where there are several.
+
+        >>> TensorKey(1, 0, "fc.weight").label(), TensorKey(0, 0, "").label()
+        ('pp1/0:fc.weight', '(whole model)')
+        """
+        return (self.stage() if self.pp_stage or self.vpp_stage else "") + (self.name or "(whole model)")
+
+    def stage(self) -> str:
+        """Pipeline stage and virtual stage, as in front of a name."""
+        return f"pp{self.pp_stage}/{self.vpp_stage}:"
+
 
 @attrs.frozen(cache_hash=True)
 class RowKey:

@@ -60,7 +60,7 @@ def layers_of(keys: Sequence[TensorKey]) -> list[str]:
     common = _common_length(numbered)
     layers = {name: _layer(path, common) for name, path in paths.items()}
     several = len({(key.vpp_stage, key.pp_stage) for key in keys}) > 1
-    return [stage_prefix(key) + layers[key.name] if several else layers[key.name] for key in keys]
+    return [key.stage() + layers[key.name] if several else layers[key.name] for key in keys]
 
 
 def layer_sequence(keys: Sequence[TensorKey], layers: Sequence[str], order: Mapping[TensorKey, int]) -> Ints:
@@ -70,15 +70,6 @@ def layer_sequence(keys: Sequence[TensorKey], layers: Sequence[str], order: Mapp
         layer_first[layer] = min(order[key], layer_first.get(layer, order[key]))
     ranked = sorted(range(len(keys)), key=lambda at: (layer_first[layers[at]], order[keys[at]]))
     return np.array(ranked, dtype=np.int64)
-
-
-def stage_prefix(key: TensorKey) -> str:
-    """How a tensor's stages are written in front of its name.
-
-    >>> stage_prefix(TensorKey(1, 0, "fc"))
-    'pp1/0:'
-    """
-    return f"pp{key.pp_stage}/{key.vpp_stage}:"
 
 
 def _module_path(name: str) -> list[str]:

@@ -54,7 +54,7 @@ def _ranks(run: Run) -> str:
     world = run.info.get("world_size")
     text = _numbers(list(run.ranks))
     stages = {rank.pp_stage for rank in run.ranks.values()}
-    if isinstance(world, int) and world != len(run.ranks):
+    if isinstance(world, int) and world > len(run.ranks):
         text += f" ({len(run.ranks)} of {world})"
     return text + (f", {len(stages)} pipeline stages" if len(stages) > 1 else "")
 
@@ -125,7 +125,7 @@ def _first_panel(run: Run, anomalies: Anomalies, indices: Mapping[str, Index]) -
         return Panel(title="Anomalies: none", id="anomalies", text=[text], lead="lead good")
     first = anomalies.first[0]
     text = [
-        f"First: step {first.step}, {first.phase}, rank {first.rank}: {_name(first)} ({first.data_type}"
+        f"First: step {first.step}, {first.phase}, rank {first.rank}: {first.tensor.label()} ({first.data_type}"
         + (f", {', '.join(first.stats)}" if first.stats else "")
         + ")."
     ]
@@ -162,9 +162,9 @@ def _anomaly_panel(anomalies: Anomalies, indices: Mapping[str, Index]) -> Panel:
         title=title if len(shown) < anomalies.total else "All anomalies, in the order of what happened",
         id="anomaly-table",
         text=["A click shows the tensor in the heat map."],
-        columns=("step", "micro-step", "phase", "rank", "data type", "tensor", "statistics", "message"),
+        columns=("step", "micro-step", "phase", "rank", "data type", "tensor", "what fired"),
         rows=[
-            (a.step, "" if a.micro_step is None else a.micro_step, a.phase, a.rank, a.data_type, _name(a), ", ".join(a.stats), a.message)
+            (a.step, "" if a.micro_step is None else a.micro_step, a.phase, a.rank, a.data_type, a.tensor.label(), a.fired())
             for a in shown
         ],
         links=[_link(a, indices) for a in shown],
@@ -186,6 +186,3 @@ def _link(anomaly: Anomaly, indices: Mapping[str, Index]) -> Mapping[str, object
         "stat": stat,
     }
 
-
-def _name(anomaly: Anomaly) -> str:
-    return anomaly.tensor.name or "(whole model)"

@@ -51,6 +51,8 @@ class Curves {
     const grid = { stroke: style.getPropertyValue("--grid"), width: 1 };
     const axis = { stroke: quiet, grid, ticks: grid, font: '11px system-ui, "DejaVu Sans", sans-serif' };
     const log = options.log && scale !== "linear" ? logScale(data) : {};
+    // All zero: uPlot would draw an axis up to 100.
+    if (!log.distr) log.range = (_, low, high) => (low === 0 && high === 0 ? [-0.1, 1] : uPlot.rangeNum(low, high, 0.1, true));
     const y = log.distr === 3 ? data.map((column, i) => (i ? column.map((v) => (v > 0 ? v : null)) : column)) : data;
     const chart = new uPlot(
       {

@@ -140,6 +140,11 @@ class HeatMap {
       const tail = layer ? ` (${row.count})` : "";
       context.fillText(fitText(context, text, LABELS - indent - 8 - context.measureText(tail).width, layer) + tail, indent, row.top + row.height / 2 + 0.5);
       free = row.top + row.height / 2 + 13;
+      if (!layer && this.partly && this.type.detailOf[row.at] < 0) {
+        context.fillStyle = style.getPropertyValue("--quiet");
+        context.font = '11px system-ui, "DejaVu Sans", sans-serif';
+        context.fillText("kept for all ranks together only", LABELS + 10, row.top + row.height / 2 + 0.5);
+      }
     }
   }
 

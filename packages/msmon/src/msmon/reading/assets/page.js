@@ -54,12 +54,13 @@ function table(one) {
   const holder = element("div", "scroll");
   const node = element("table");
   const numeric = one.columns.map((_, i) => one.rows.every((row) => typeof row[i] === "number"));
+  const short = one.columns.map((_, i) => one.rows.every((row) => String(row[i]).length <= 16));
   const head = node.createTHead().insertRow();
-  one.columns.forEach((name, i) => head.append(element("th", numeric[i] ? "number" : "", name)));
+  one.columns.forEach((name, i) => head.append(element("th", numeric[i] ? "number" : short[i] ? "short" : "", name)));
   const body = node.createTBody();
   one.rows.forEach((row, i) => {
     const line = body.insertRow();
-    row.forEach((cell, j) => line.append(element("td", numeric[j] ? "number" : "", String(cell))));
+    row.forEach((cell, j) => line.append(element("td", numeric[j] ? "number" : short[j] ? "short" : "", String(cell))));
     const link = one.links[i];
     if (!link) return;
     line.className = "link";
@@ -121,6 +122,7 @@ async function showMap() {
   const coded = encode(plane, type.tensors.length, type.bins, page.kind === "report" ? type.stats[stat].scale : "log", mode);
   const stops = { value: VALUE_STOPS, change: CHANGE_STOPS, excess: EXCESS_STOPS }[mode];
   const empty = getComputedStyle(document.documentElement).getPropertyValue("--empty").trim();
+  map.partly = view >= 0 && type.detailed < type.tensors.length;
   map.show(type, stat, plane, coded, palette(stops, empty));
   if (view >= 0 && type.layerLines) await showLayers(type, stat, view, coded);
   legend(coded, stops, empty);
@@ -185,7 +187,8 @@ async function hover({ event, at, bin, layer }) {
   const cell = at * type.bins + bin;
   const rows = [["b", label(type.tensors[at])]];
   if (layer !== null) rows.push(["div", `the worst of ${layer}`]);
-  const text = map.plane.bits[cell] === MISSING ? "no value" : format(map.plane.numbers[cell]);
+  const kept = !(map.partly && type.detailOf[at] < 0);
+  const text = !kept ? "not kept for single ranks" : map.plane.bits[cell] === MISSING ? "no value" : format(map.plane.numbers[cell]);
   rows.push(["div", page.kind === "report" ? `${stat} ${text} at ${type.steps(bin)}` : `${stat}: ${text} times the tolerance at ${type.steps(bin)}`]);
   if (type.first[bin] !== type.last[bin]) rows.push(["div", "the worst value of these steps"]);
   if (page.kind === "report" && view < 0 && type.lines.length > 1) {
@@ -286,7 +289,7 @@ function curvesNote(entries, any) {
   if (!any) return "Click a cell of the heat map for the curves of its tensor; hold Ctrl or Shift to add another tensor.";
   const notes = [];
   if (entries.some((entry) => !entry.kept)) {
-    notes.push(`To keep this page small it holds only the ${page.worst_label.toLowerCase()} of this tensor. For the rest: msmon report RUN --tensors '${[...state.chosen.values()].map(([, , name]) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|")}'`);
+    notes.push(`To keep this page small it holds only the ${page.worst_label.toLowerCase()} of this tensor. For the rest: msmon report RUN --tensors '${[...state.chosen.values()].map(([, , name]) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join("|")}'.`);
   }
   if (entries.some((entry) => entry.type.first.some((first, i) => first !== entry.type.last[i]))) {
     notes.push("Each point is the worst value of several steps.");

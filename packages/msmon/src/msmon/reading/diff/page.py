@@ -135,20 +135,16 @@ def _first_panel(result: DiffResult) -> Panel:
     else:
         one = result.first[0]
         text = [
-            f"Step {one.step}: {one.name()} ({one.where()}). {one.stat} is {one.a:.6g} in A and {one.b:.6g} in B, "
+            f"Step {one.step}: {one.tensor.label()} ({one.where()}). {one.stat} is {one.a:.6g} in A and {one.b:.6g} in B, "
             + (f"{one.excess:.3g} times the tolerance." if math.isfinite(one.excess) else "which is no number in one of them.")
         ]
-    if result.onset is not None and (not result.first or _place(result.onset) != _place(result.first[0])):
+    if result.onset is not None and (not result.first or result.onset.place() != result.first[0].place()):
         one = result.onset
         text.append(
-            f"Within the tolerance the runs differ from step {one.step}, {one.name()} ({one.where()}) on: "
+            f"Within the tolerance the runs differ from step {one.step}, {one.tensor.label()} ({one.where()}) on: "
             f"{one.stat} by {one.relative:.2g} of its value."
         )
     return Panel(title="First difference" if result.first else "Equal", id="first-difference", text=text, lead="lead" if result.first else "lead good")
-
-
-def _place(one: Difference) -> tuple[object, ...]:
-    return one.step, one.data_type, one.tensor, one.micro_step, one.rank
 
 
 def _table(differences: Sequence[Difference], title: str, id: str) -> Panel:
@@ -161,7 +157,7 @@ def _table(differences: Sequence[Difference], title: str, id: str) -> Panel:
             (
                 d.step,
                 d.data_type,
-                d.name(),
+                d.tensor.label(),
                 "" if d.micro_step is None else d.micro_step,
                 "merged" if d.rank is None else d.rank,
                 d.stat,

@@ -80,7 +80,10 @@ def pair_types(a: SidedRun, b: SidedRun, notes: list[str]) -> list[Pair]:
         if left:
             common = [data_type for data_type in common if data_type not in _OWN]
             notes.append(f"{', '.join(left)} cannot be compared: with other ranks each holds another part of the batch")
-    pairs = [pair for data_type in common for pair in _pair(a, b, data_type, merged, notes)]
+    more: dict[tuple[int, str], list[str]] = {}
+    pairs = [pair for data_type in common for pair in _pair(a, b, data_type, merged, notes, more)]
+    for (count, name), data_types in more.items():
+        notes.append(f"{count} steps of {', '.join(data_types)} are only in run {name} and were not compared")
     if not pairs:
         raise UnusableRun(
             f"{a.run.directory} and {b.run.directory} have nothing in common to compare: "
@@ -90,17 +93,26 @@ def pair_types(a: SidedRun, b: SidedRun, notes: list[str]) -> list[Pair]:
     return pairs
 
 
-def _pair(a: SidedRun, b: SidedRun, data_type: str, merged: bool, notes: list[str]) -> Iterator[Pair]:
+def _pair(
+    a: SidedRun,
+    b: SidedRun,
+    data_type: str,
+    merged: bool,
+    notes: list[str],
+    more_steps: dict[tuple[int, str], list[str]],
+) -> Iterator[Pair]:
     index_a, index_b = a.index(data_type), b.index(data_type)
     stats = tuple(stat for stat in index_a.stats if stat in index_b.stats)
     if merged and data_type in _ACTIVATIONS:
         stats = tuple(stat for stat in stats if stat in _SHARED)
-        notes.append(f"{data_type}: ranks share activations in unknown ways; of the merged ones only {', '.join(stats) or 'nothing'} is compared")
+        notes.append(
+            f"{data_type}: ranks can share activations in several ways, so of the merged ones only "
+            f"{', '.join(stats) or 'nothing'} is compared"
+        )
     steps = np.intersect1d(index_a.steps, index_b.steps)
-    for one, other, name in ((index_a, index_b, "A"), (index_b, index_a, "B")):
-        more = len(np.setdiff1d(one.steps, other.steps))
-        if more:
-            notes.append(f"{data_type}: {more} steps are only in run {name} and were not compared")
+    for index, name in ((index_a, "A"), (index_b, "B")):
+        if len(index.steps) > len(steps):
+            more_steps.setdefault((len(index.steps) - len(steps), name), []).append(data_type)
     rows = {row: number for number, row in enumerate(row for row in index_a.rows if row in index_b.rows)}
     one_sided = [*_only(index_a, index_b, "A"), *_only(index_b, index_a, "B")]
     if stats and len(steps) and rows:
@@ -119,7 +131,7 @@ def _only(one: Index, other: Index, name: str) -> Iterator[OneSided]:
             more[row.micro_step] = more.get(row.micro_step, 0) + 1
         else:
             known.add(row.tensor)
-            yield OneSided(data_type=one.data_type, what=row.tensor.name or "(whole model)", only_in=name)
+            yield OneSided(data_type=one.data_type, what=row.tensor.label(), only_in=name)
     for micro_step, count in more.items():
         what = f"micro-step {micro_step} of {count} tensors" if micro_step >= 0 else f"{count} tensors without micro-steps"
         yield OneSided(data_type=one.data_type, what=what, only_in=name)

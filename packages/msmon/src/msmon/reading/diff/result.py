@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import attrs
 
 from ..index import TensorKey
-from ..model_order import stage_prefix
 
 
 @attrs.frozen(kw_only=True)
@@ -32,10 +31,9 @@ class Difference:
         largest = max(abs(self.a), abs(self.b))
         return abs(self.a - self.b) / largest if largest else 0.0
 
-    def name(self) -> str:
-        """The tensor, with its stages where they say something."""
-        stages = self.tensor.pp_stage or self.tensor.vpp_stage
-        return (stage_prefix(self.tensor) if stages else "") + (self.tensor.name or "(whole model)")
+    def place(self) -> tuple[object, ...]:
+        """What it is about: step, data type, tensor, micro-step, rank."""
+        return self.step, self.data_type, self.tensor, self.micro_step, self.rank
 
     def where(self) -> str:
         """Data type, micro-step and rank.

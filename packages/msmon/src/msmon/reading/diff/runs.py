@@ -139,7 +139,7 @@ def _sometimes(one: Compared) -> Iterator[OneSided]:
     for name, only in zip("AB", one.found.only, strict=True):
         counts = only.max(axis=0)
         for row in np.flatnonzero(counts):
-            where = f"{rows[row].tensor.name or '(whole model)'} at {counts[row]} of the common steps"
+            where = f"{rows[row].tensor.label()} at {counts[row]} of the common steps"
             where += f", micro-step {rows[row].micro_step}" if rows[row].micro_step >= 0 else ""
             where += "" if one.rank is None else f", rank {one.rank}"
             yield OneSided(data_type=one.pair.data_type, what=where, only_in=name)
