@@ -4,7 +4,7 @@ The framework halves live in :mod:`msmon_hooks.torch` and :mod:`msmon_hooks.mind
 here knows neither.
 """
 
-from msmon_hooks._events import DATA_TYPES, Observer, StepEnd, TensorRef
+from msmon_hooks._events import DATA_TYPES, Observer, Shard, StepEnd, TensorRef
 from msmon_hooks.clock import Clock, Schedule
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part
@@ -22,6 +22,7 @@ __all__ = [
     "Registrations",
     "Schedule",
     "Selector",
+    "Shard",
     "StepEnd",
     "Target",
     "Targets",

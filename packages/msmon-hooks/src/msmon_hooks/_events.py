@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Protocol
 
 from attrs import frozen
@@ -21,6 +22,35 @@ DATA_TYPES = (
     "other",
 )
 """The kinds of tensor that a monitor looks at; also the first part of the names of output files."""
+
+
+@frozen(slots=True)
+class Shard:
+    """Which part of a tensor lies on this rank.
+
+    Example:
+        >>> half = Shard((8, 4), (16,), "16:32")
+        >>> half.numel, half.local_numel
+        (32, 16)
+    """
+
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    local_shape: tuple[int, ...]
+    """Shape of the part; it may be flat."""
+    part: str
+    """Equal on ranks that hold the same part, different where the parts are disjoint. The parts of all ranks make up
+    the whole. Flat ranges read ``start:stop``; parts of a device mesh ``dimension:index/count``."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the whole tensor."""
+        return prod(self.shape)
+
+    @property
+    def local_numel(self) -> int:
+        """Number of elements of the part; 0 where this rank holds nothing of the tensor."""
+        return prod(self.local_shape)
 
 
 @frozen(slots=True, eq=False)
@@ -46,12 +76,15 @@ class TensorRef:
     order: tuple[int, ...]
     """Sort key of the tensor's row within its data type."""
     shape: tuple[int, ...]
+    """Shape of what was read: of the local part, where the tensor is sharded."""
     dtype: str
     """The framework's own name, for example ``torch.bfloat16``."""
     is_input: bool = False
     """Whether it is the input of a module."""
     requires_grad: bool = True
     """Whether the tensor takes part in differentiation when it is read."""
+    shard: Shard | None = None
+    """The part of the tensor that was read; None: all of it."""
 
     @property
     def key(self) -> tuple[str, int, str, int | None]:

@@ -185,7 +185,9 @@ def write_text_csv(
     """
     lines = [",".join(map(encode_cell, row)) for row in (columns, *rows)]
     path = Path(os.path.abspath(path))
-    write_whole(inside(path, os.path.realpath(path.parent if root is None else root)), ("\n".join(lines) + "\n").encode())
+    write_whole(
+        inside(path, os.path.realpath(path.parent if root is None else root)), ("\n".join(lines) + "\n").encode()
+    )
 
 
 def mend(path: Path) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from functools import lru_cache
+from functools import cache
 
 KERNELS = ("operators", "cpu", "triton")
 """``operators``: the framework's own operators (numpy's for arrays), everywhere. ``cpu``: compiled code for values in
@@ -47,7 +47,13 @@ def choose(kernel: str | None, usable: tuple[str, ...]) -> str:
     return kernel
 
 
-@lru_cache(maxsize=None)
+@cache
 def has_cpu_kernel() -> bool:
     """Whether what the compiled CPU kernels need is installed."""
     return importlib.util.find_spec("llvmlite") is not None
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None

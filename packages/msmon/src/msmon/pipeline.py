@@ -53,7 +53,7 @@ class Pipeline:
         self._finished = False
 
     def _part(self, name: str) -> Part:
-        return Part(name, lambda part, reason: self.coverage.note(f"{part}: switched off after {reason}"))
+        return Part(name, self.coverage.part_failed)
 
     def begin(self) -> None:
         """Write what is known before the first step."""

@@ -17,10 +17,11 @@ from msmon_hooks.targets import Targets
 from msmon_hooks.torch.activation_gradients import ActivationGradients
 from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.grads.source import GradientSource
+from msmon_hooks.torch.groups import Groups
 from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.modules import ModuleHooks, TrainingForwards
+from msmon_hooks.torch.modules import ModuleHooks, TrainingForwards, named_modules
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
-from msmon_hooks.torch.parameters import Weight, named_weights, split_by_request
+from msmon_hooks.torch.parameters import split_by_request
 from msmon_hooks.torch.weights import WeightHooks, WeightParts
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
 
@@ -39,6 +40,8 @@ class Request:
     weights: bool = False
     main_grad: bool = True
     """Read ``param.main_grad`` where it exists."""
+    groups: Groups = field(factory=Groups)
+    """Ranks that hold the same tensors."""
 
 
 class Attachment:
@@ -59,16 +62,21 @@ class Attachment:
         >>> hooks.close()
     """
 
-    def __init__(self, weights: list[Weight], engine: str, root: nn.Module) -> None:
-        self.weights = weights
+    def __init__(self, source: GradientSource, root: nn.Module) -> None:
+        self.weights = source.weights()
         """Every parameter of the model, also those that are not monitored."""
-        self.engine = engine
+        self.engine = source.engine
         """What trains the model: ``plain``, ``ddp``, ``fsdp2`` and so on."""
         self.registrations = Registrations()
         self.step_registrations = Registrations()
         """What sits on the optimizer's step."""
         self.weight_hooks: WeightHooks | None = None
+        self._source = source
         self._root = root
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Name, shape, dtype and parts of every parameter, as ``run.json`` has them."""
+        return [self._source.describe(weight) for weight in self.weights]
 
     def close(self) -> None:
         """Take every hook and patch off; harmless when called again."""
@@ -116,10 +124,16 @@ def attach(
     Raises:
         Exception: whatever hooking raises; all hooks that were set are taken off before.
     """
-    source = find_source(models, unwrapped_optimizer(optimizer), main_grad=request.main_grad)
-    attachment = Attachment(named_weights(models), source.engine, models[0])
+    source = find_source(
+        models,
+        unwrapped_optimizer(optimizer),
+        main_grad=request.main_grad,
+        groups=request.groups,
+        coverage=coverage,
+    )
+    attachment = Attachment(source, models[0])
     try:
-        _attach(attachment, source, models, optimizer, request, clock, observer, coverage)
+        _attach(attachment, source, models, request, clock, observer, coverage)
     except BaseException:
         attachment.close()
         raise
@@ -130,7 +144,6 @@ def _attach(
     attachment: Attachment,
     source: GradientSource,
     models: Sequence[nn.Module],
-    optimizer: Any,
     request: Request,
     clock: Clock,
     observer: Observer,
@@ -139,14 +152,15 @@ def _attach(
     owned = attachment.registrations
 
     def part(name: str) -> Part:
-        return Part(name, lambda part, reason: coverage.note(f"{part}: switched off after {reason}"))
+        return Part(name, coverage.part_failed)
 
     steps = part("steps")
     forwards = TrainingForwards(clock, steps)
     forwards.attach(models, owned)
 
     modules: ModuleHooks | None = None
-    known: list[str] = [weight.name for weight in attachment.weights]
+    known = [weight.name for weight in attachment.weights]
+    known += [name for model in models for name, _ in named_modules(model)]
     if request.activations or request.activation_gradients:
         gradients = None
         if request.activation_gradients:
@@ -163,13 +177,12 @@ def _attach(
             gradients=gradients,
             forward=request.activations,
         )
-        known += modules.attach(models, request.targets, owned)
+        modules.attach(models, request.targets, owned)
     forwards.attach_ends(owned)
 
-    plain_optimizer = unwrapped_optimizer(optimizer)
     weights = _attach_weights(attachment, source, request, clock, observer, coverage, part)
     _report_unmatched(request.targets, known, coverage)
-    _attach_steps(plain_optimizer, steps, clock, observer, modules, weights, attachment.step_registrations)
+    _attach_steps(source, steps, clock, observer, modules, weights, attachment.step_registrations)
 
 
 def _attach_weights(
@@ -183,7 +196,7 @@ def _attach_weights(
 ) -> WeightHooks | None:
     if not (request.weight_gradients or request.moments or request.weights):
         return None
-    taken, left_out = split_by_request(attachment.weights, request.targets, source.optimizer)
+    taken, left_out = split_by_request(attachment.weights, request.targets, source.trains)
     wanted = [
         *(("grad_unreduced", "grad_reduced") if request.weight_gradients else ()),
         *(("exp_avg", "exp_avg_sq") if request.moments else ()),
@@ -211,7 +224,7 @@ def _attach_weights(
 
 
 def _attach_steps(
-    optimizer: Any,
+    source: GradientSource,
     steps: Part,
     clock: Clock,
     observer: Observer,
@@ -229,15 +242,15 @@ def _attach_steps(
         if weights is not None:
             steps.run(weights.gradients_ready)
 
-    def ends() -> None:
+    def ends(result: Any) -> None:
         if weights is not None:
             steps.run(weights.step_ends)
         if modules is not None:
             steps.run(modules.step_ends)
-        event = clock.step_ends()
+        event = clock.step_ends(skipped=bool(steps.run(source.skipped, result)))
         steps.run(observer.step_end, event)
 
-    OptimizerSteps(begins, evaluated, ends).attach(optimizer, owned)
+    OptimizerSteps(begins, evaluated, ends).attach(source.optimizer, owned)
 
 
 def _report_unmatched(targets: Targets, known: list[str], coverage: Coverage) -> None:

@@ -117,12 +117,10 @@ class ModuleHooks:
         self._measured = Measured()
         self._data_type = "actv" if forward else "actv_grad"
 
-    def attach(self, models: Sequence[nn.Module], targets: Targets, registrations: Registrations) -> list[str]:
-        """Hook every module that ``targets`` asks for; returns the names of all modules, for messages."""
-        known: list[str] = []
+    def attach(self, models: Sequence[nn.Module], targets: Targets, registrations: Registrations) -> None:
+        """Hook every module that ``targets`` asks for."""
         for stage, model in enumerate(models):
-            for name, module in _named_modules(model):
-                known.append(name)
+            for name, module in named_modules(model):
                 target = targets.module(stage, name)
                 # Containers such as ModuleList are never called.
                 if target is None or type(module).forward is nn.Module.forward:
@@ -132,7 +130,6 @@ class ModuleHooks:
                 registrations.add(module.register_forward_pre_hook(_Enter(self, site), with_kwargs=True))
                 registrations.add(module.register_forward_hook(_Leave(self, site), with_kwargs=True))
         registrations.callback(self.step_ends)
-        return known
 
     def step_ends(self) -> None:
         """Forget what was read in the step."""
@@ -340,7 +337,7 @@ def _shown(name: str) -> str:
     return name or "(root)"
 
 
-def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Modules by plain name; of a wrapper and what it wraps, which share a name, the inner one."""
     prefix = wrapper_prefix(model)
     return list({plain_name(name, prefix): module for name, module in model.named_modules()}.items())

@@ -16,10 +16,13 @@ class OptimizerSteps:
 
     ``begins(gradients_ready)`` comes first; ``gradients_ready`` is False when the step was called with a closure,
     which has yet to compute the gradients: ``evaluated()`` then comes after each call of the closure, so that the
-    last one stands for the gradients that the final update consumed. ``ends()`` comes last.
+    last one stands for the gradients that the final update consumed. ``ends(result)`` comes last, with what ``step``
+    returned, where that is known.
     """
 
-    def __init__(self, begins: Callable[[bool], None], evaluated: Callable[[], None], ends: Callable[[], None]) -> None:
+    def __init__(
+        self, begins: Callable[[bool], None], evaluated: Callable[[], None], ends: Callable[[Any], None]
+    ) -> None:
         self.begins = begins
         self.evaluated = evaluated
         self.ends = ends
@@ -67,7 +70,7 @@ class OptimizerSteps:
                 return original(*args, **kwargs)
             args, kwargs = self.before(args, kwargs, 0) or (args, kwargs)
             result = original(*args, **kwargs)
-            self.ends()
+            self.ends(result)
             return result
 
         return step
@@ -87,4 +90,4 @@ class _After(Hook):
         self.owner = owner
 
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.owner.ends()
+        self.owner.ends(None)
