@@ -201,12 +201,28 @@ def test_all_ranks_collect_the_same_steps(tmp_path_factory, order, initial, acti
     assert ranks.collected[0] == ranks.collected[1] == ranks.collected[2]
 
 
-def test_several_ranks_begin_one_step_later(path):
+def test_several_ranks_begin_one_step_later(path, caplog):
     write(path, OFF)
     ranks = Ranks(path, 2)
     ranks.begin()
     ranks.together(12, {3: {**ON, "collect_times": 2}, 8: ON, 9: {**ON, "eps": 1}, 10: OFF})
     assert ranks.steps() == [[5, 6, 10, 11], [5, 6, 10, 11]]
+    assert caplog.records == []  # nobody was late
+
+
+def test_edits_at_two_steps_in_a_row_reach_a_rank_that_looks_only_then(path):
+    write(path, OFF)
+    ranks = Ranks(path, 2)
+    ranks.begin()
+    for rank in (0, 1, 0, 1, 1):
+        ranks.step(rank)
+    write(path, ON)
+    ranks.step(0)  # ends step 2
+    write(path, OFF)
+    ranks.step(0)  # ends step 3, before rank 1 does
+    assert ranks.done == [4, 3]
+    ranks.together(8, {})
+    assert ranks.steps() == [[4], [4]]
 
 
 def test_the_end_is_the_same_and_restarts_nobody(path):
@@ -242,7 +258,7 @@ def test_a_rank_that_sees_the_announcement_late(path, caplog):
     ranks.switches[1]._start_file.news = lambda: [] if ranks.done[1] < 6 else real()
     ranks.together(12, {2: {**ON, "collect_times": 4, "step_interval": 2}})
     assert ranks.steps() == [[4, 6, 8, 10], [8, 10]]
-    assert "rank 1 learned only before step 7 that collection began with step 4, and has missed what was between" in [
+    assert "rank 1 learned only at step 7 that collection began with step 4; the steps between are missing" in [
         record.getMessage() for record in caplog.records
     ]
 

@@ -59,8 +59,8 @@ _COMMANDS = (
     Command(name="report", summary="a run as one self-contained page", module="msmon.cli.report"),
     Command(name="diff", summary="the first step and tensor at which two runs differ", module="msmon.cli.diff"),
     Command(name="merge", summary="local parts of all ranks to whole tensors", module="msmon.cli.merge"),
-    Command(name="csv2tb", summary="CSV files to TensorBoard, many processes", module="msmon_io.cli_csv2tb"),
-    Command(name="convert", summary="CSV files to Parquet", module="msmon_io.cli_convert"),
+    Command(name="csv2tb", summary="CSV files to TensorBoard, many processes", module="msmon.cli.csv2tb"),
+    Command(name="convert", summary="CSV files to Parquet", module="msmon.cli.convert"),
 )
 
 

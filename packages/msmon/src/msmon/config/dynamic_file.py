@@ -75,16 +75,12 @@ class ConfigWatch:
         except (OSError, ValueError):
             return None  # reading it will say why
 
-    def accept(self, content: Content) -> None:
-        """Take `content`, which this process wrote itself, as known."""
-        self._digest = content.digest
-
 
 def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def switch_off(path: str | os.PathLike[str], digest: str) -> Content | None:
+def switch_off(path: str | os.PathLike[str], digest: str) -> bool:
     """Set `dynamic_on` to false in the file, and leave every other byte as it is.
 
     The file is replaced in one step by a new one with the same mode and, where that is allowed, owner. Where `path`
@@ -92,7 +88,7 @@ def switch_off(path: str | os.PathLike[str], digest: str) -> Content | None:
     was made of, since otherwise someone has changed it meanwhile, and what they wrote is in force.
 
     Returns:
-        the new content, or None if nothing was written because the file has changed or is switched off already.
+        whether it was written; not if the file has changed or is switched off already.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -101,13 +97,11 @@ def switch_off(path: str | os.PathLike[str], digest: str) -> Content | None:
     target = Path(os.path.realpath(path))
     data, stamp = read_file(target)
     if stamp is None or digest_of(data) != digest:
-        return None
+        return False
     text = data.decode("utf-8")
     span = value_span(text, _KEY)
     if span is None or not parse_object(data, path_name(path))[_KEY]:
-        return None
+        return False
     new = (text[: span[0]] + "false" + text[span[1] :]).encode("utf-8")
     # Nobody can hold a lock that editors respect, so the last look is as late as possible.
-    if not replace_file(target, new, unless=lambda: Stamp.of(os.stat(target)) != stamp):
-        return None
-    return Content(new, digest_of(new))
+    return replace_file(target, new, unless=lambda: Stamp.of(os.stat(target)) != stamp)

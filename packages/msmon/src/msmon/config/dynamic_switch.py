@@ -110,22 +110,17 @@ class DynamicSwitch:
     def after_step(self, step: int) -> Period | None:
         """To be called after each step; returns what is in force for the next one."""
         next_step = step + 1
-        # What is due comes first, so that a newer change cannot push it aside on one rank and not on another.
-        self._put_in_force(next_step)
         if self._rank == 0:
             self._watch_file(next_step, ahead=0 if self._world_size == 1 else 1)
         else:
             self._follow(next_step)
-        self._put_in_force(next_step)
+        while self._coming and self._coming[0].first_step <= next_step:
+            self._period = self._coming.pop(0).period
         if self._period is not None and next_step > self._period.last_step:
             ended, self._period = self._period, None
             if self._rank == self._writer(ended.config):
                 self._switch_off(ended)
         return self._period
-
-    def _put_in_force(self, next_step: int) -> None:
-        while self._coming and self._coming[0].first_step <= next_step:
-            self._period = self._coming.pop(0).period
 
     @property
     def _latest(self) -> Period | None:
@@ -206,7 +201,7 @@ class DynamicSwitch:
             return None
         if news.first_step < next_step:
             logger.warning(
-                "rank %d learned only before step %d that collection began with step %d, and has missed what was between",
+                "rank %d learned only at step %d that collection began with step %d; the steps between are missing",
                 self._rank,
                 next_step,
                 news.first_step,
@@ -245,13 +240,10 @@ class DynamicSwitch:
 
     def _switch_off(self, ended: Period) -> None:
         try:
-            content = switch_off(self._path, ended.digest)
+            switch_off(self._path, ended.digest)
         except (ConfigError, OSError) as error:
             logger.error(
                 "collection has ended after collect_times steps, but dynamic_on in %s could not be set to false: %s",
                 path_name(self._path),
                 error,
             )
-            return
-        if content is not None:
-            self._watch.accept(content)
