@@ -28,13 +28,10 @@ class Bins:
 
     starts: Ints
     """Positions of the first step of each bin among all steps."""
+    width: int
+    """How many steps fall into a bin; the last may have fewer."""
     first_steps: Ints
     last_steps: Ints
-
-    @property
-    def width(self) -> int:
-        """How many steps fall into a bin (the last may have fewer)."""
-        return int(self.starts[1] - self.starts[0]) if len(self.starts) > 1 else max(int(self.starts[-1]) + 1, 1)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -47,10 +44,14 @@ def make_bins(steps: Ints, limit: int) -> Bins:
     >>> bins.first_steps.tolist(), bins.last_steps.tolist()
     ([0, 3, 6, 9], [2, 5, 8, 9])
     """
-    width = -(-len(steps) // max(limit, 1))
-    starts = np.arange(0, len(steps), max(width, 1))
+    return bins_of(steps, max(-(-len(steps) // max(limit, 1)), 1))
+
+
+def bins_of(steps: Ints, width: int) -> Bins:
+    """Bins of `width` steps."""
+    starts = np.arange(0, len(steps), width)
     ends = np.append(starts[1:], len(steps)) - 1
-    return Bins(starts=starts, first_steps=steps[starts], last_steps=steps[ends])
+    return Bins(starts=starts, width=width, first_steps=steps[starts], last_steps=steps[ends])
 
 
 class Binner:

@@ -49,7 +49,7 @@ def write_diff_page(
         gather=gathered.append,
         progress=progress,
     )
-    indices = {one.pair.data_type: one.pair.index for one in gathered}
+    indices = {one.index.data_type: one.index for one in gathered}
     order = model_order(open_run(run_a), indices)
     names = gathered[0].line_names
     page = Page(
@@ -69,7 +69,7 @@ def write_diff_page(
 
 
 def _series(one: Gathered, order: Mapping[object, int], result: DiffResult) -> TypeSeries:
-    index = one.pair.index
+    index = one.index
     keys, _ = index.tensors()
     layers = layers_of(keys)
     sequence = layer_sequence(keys, layers, order)  # type: ignore[arg-type]

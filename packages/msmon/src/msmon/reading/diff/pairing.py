@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -53,13 +53,13 @@ class SidedRun:
 
 
 @attrs.frozen(kw_only=True)
-class Pair:
-    """One data type of two runs."""
+class Pairs:
+    """Everything that two runs have in common, and what only one of them has."""
 
-    data_type: str
-    index: Index
-    """What both have, in the order of run A."""
+    indices: Sequence[Index]
+    """For each common data type what both have, in the order of run A."""
     one_sided: Sequence[OneSided]
+    notes: Sequence[str]
 
 
 def same_layout(a: Run, b: Run) -> bool:
@@ -67,57 +67,55 @@ def same_layout(a: Run, b: Run) -> bool:
     return {r: one.pp_stage for r, one in a.ranks.items()} == {r: one.pp_stage for r, one in b.ranks.items()}
 
 
-def pair_types(a: SidedRun, b: SidedRun, notes: list[str]) -> list[Pair]:
-    """The data types that can be compared. UnusableRun where there are none."""
+def pair_runs(a: SidedRun, b: SidedRun) -> Pairs:
+    """What can be compared. UnusableRun where there is nothing."""
+    notes: list[str] = []
     common = [data_type for data_type in a.run.data_types if data_type in b.run.data_types]
     for one, other in ((a, b), (b, a)):
         only = [data_type for data_type in one.run.data_types if data_type not in other.run.data_types]
         if only:
             notes.append(f"only run {one.side.upper()} recorded {', '.join(only)}")
     merged = not same_layout(a.run, b.run)
-    if merged:
-        left = [data_type for data_type in common if data_type in _OWN]
-        if left:
-            common = [data_type for data_type in common if data_type not in _OWN]
-            notes.append(f"{', '.join(left)} cannot be compared: with other ranks each holds another part of the batch")
-    more: dict[tuple[int, str], list[str]] = {}
-    pairs = [pair for data_type in common for pair in _pair(a, b, data_type, merged, notes, more)]
-    for (count, name), data_types in more.items():
+    left = [data_type for data_type in common if merged and data_type in _OWN]
+    if left:
+        common = [data_type for data_type in common if data_type not in _OWN]
+        notes.append(f"{', '.join(left)} cannot be compared: with other ranks each holds another part of the batch")
+    indices: list[Index] = []
+    one_sided: list[OneSided] = []
+    more_steps: dict[tuple[int, str], list[str]] = {}
+    for data_type in common:
+        index_a, index_b = a.index(data_type), b.index(data_type)
+        one_sided += [*_only(index_a, index_b, "A"), *_only(index_b, index_a, "B")]
+        both = _both(index_a, index_b)
+        for index, name in ((index_a, "A"), (index_b, "B")):
+            if len(index.steps) > len(both.steps):
+                more_steps.setdefault((len(index.steps) - len(both.steps), name), []).append(data_type)
+        if merged and data_type in _ACTIVATIONS:
+            both = attrs.evolve(both, stats=tuple(stat for stat in both.stats if stat in _SHARED))
+            notes.append(
+                f"{data_type}: ranks can share activations in several ways, so of the merged ones only "
+                f"{', '.join(both.stats) or 'nothing'} is compared"
+            )
+        if both.stats and len(both.steps) and both.rows:
+            indices.append(both)
+    for (count, name), data_types in more_steps.items():
         notes.append(f"{count} steps of {', '.join(data_types)} are only in run {name} and were not compared")
-    if not pairs:
+    if not indices:
         raise UnusableRun(
             f"{a.run.directory} and {b.run.directory} have nothing in common to compare: "
             f"A recorded {', '.join(a.run.data_types)}, B {', '.join(b.run.data_types)}"
-            + ("; no name and step of a common data type agree: give --map rules" if common else "")
+            + ("; no names and steps of a common data type agree: give --map rules" if common else "")
         )
-    return pairs
+    return Pairs(indices=indices, one_sided=one_sided, notes=[*notes, *_ranks_on_one_side(a, b, indices)])
 
 
-def _pair(
-    a: SidedRun,
-    b: SidedRun,
-    data_type: str,
-    merged: bool,
-    notes: list[str],
-    more_steps: dict[tuple[int, str], list[str]],
-) -> Iterator[Pair]:
-    index_a, index_b = a.index(data_type), b.index(data_type)
-    stats = tuple(stat for stat in index_a.stats if stat in index_b.stats)
-    if merged and data_type in _ACTIVATIONS:
-        stats = tuple(stat for stat in stats if stat in _SHARED)
-        notes.append(
-            f"{data_type}: ranks can share activations in several ways, so of the merged ones only "
-            f"{', '.join(stats) or 'nothing'} is compared"
-        )
-    steps = np.intersect1d(index_a.steps, index_b.steps)
-    for index, name in ((index_a, "A"), (index_b, "B")):
-        if len(index.steps) > len(steps):
-            more_steps.setdefault((len(index.steps) - len(steps), name), []).append(data_type)
-    rows = {row: number for number, row in enumerate(row for row in index_a.rows if row in index_b.rows)}
-    one_sided = [*_only(index_a, index_b, "A"), *_only(index_b, index_a, "B")]
-    if stats and len(steps) and rows:
-        index = Index(data_type=data_type, stats=stats, steps=steps, rows=rows)
-        yield Pair(data_type=data_type, index=index, one_sided=one_sided)
+def _both(a: Index, b: Index) -> Index:
+    return Index(
+        data_type=a.data_type,
+        stats=tuple(stat for stat in a.stats if stat in b.stats),
+        steps=np.intersect1d(a.steps, b.steps),
+        rows={row: number for number, row in enumerate(row for row in a.rows if row in b.rows)},
+    )
 
 
 def _only(one: Index, other: Index, name: str) -> Iterator[OneSided]:
@@ -158,18 +156,15 @@ def _blocks(one: SidedRun, rank: RankRun, index: Index, multiple: int) -> Iterat
     return read_blocks(rank, index, rename=one.renamer(), multiple=multiple)
 
 
-def ranks_without(a: SidedRun, b: SidedRun, pairs: Sequence[Pair]) -> Mapping[str, list[str]]:
-    """Data type -> which ranks recorded it in one run only, in words."""
-    found: dict[str, list[str]] = {}
-    if same_layout(a.run, b.run):
-        for pair in pairs:
-            for one, other in ((a, b), (b, a)):
-                ranks = [
-                    rank
-                    for rank in one.run.ranks
-                    if pair.data_type in one.run.ranks[rank].pieces
-                    and pair.data_type not in other.run.ranks[rank].pieces
-                ]
-                if ranks:
-                    found.setdefault(pair.data_type, []).append(f"ranks {ranks} only in run {one.side.upper()}")
-    return found
+def _ranks_on_one_side(a: SidedRun, b: SidedRun, indices: Sequence[Index]) -> Iterator[str]:
+    if not same_layout(a.run, b.run):
+        return
+    for index in indices:
+        for one, other in ((a, b), (b, a)):
+            ranks = [
+                rank
+                for rank in one.run.ranks
+                if index.data_type in one.run.ranks[rank].pieces and index.data_type not in other.run.ranks[rank].pieces
+            ]
+            if ranks:
+                yield f"{index.data_type}: ranks {ranks} recorded it only in run {one.side.upper()}"

@@ -10,11 +10,11 @@ import numpy as np
 from msmon_alert.record import order_key
 
 from ..errors import UnusableRun
-from ..index import RowKey
+from ..index import Index, RowKey
 from ..run import execution_position, open_run
 from .compare import Comparison, FirstSeen, NoiseMeter
 from .gathering import Gathered, Gatherer
-from .pairing import Pair, SidedRun, pair_types, paired_blocks, ranks_without
+from .pairing import Pairs, SidedRun, pair_runs, paired_blocks
 from .result import Difference, DiffResult, OneSided
 from .rules import NameRules
 from .tolerance import Noise, Tolerance
@@ -27,7 +27,7 @@ _PLENTY = 1 << 40
 class Compared:
     """One data type on one rank (None: all ranks merged)."""
 
-    pair: Pair
+    index: Index
     rank: int | None
     found: Comparison
 
@@ -67,31 +67,29 @@ def diff_runs(
     a = SidedRun(run=open_run(run_a), side="a", rules=rules)
     b = SidedRun(run=open_run(run_b), side="b", rules=rules)
     repeats = [SidedRun(run=open_run(path), side="a", rules=rules) for path in baselines]
-    notes: list[str] = []
-    pairs = pair_types(a, b, notes)
-    for data_type, texts in ranks_without(a, b, pairs).items():
-        notes += [f"{data_type}: {text}" for text in texts]
-    if not any(pair.data_type == "actv" for pair in pairs):
+    pairs = pair_runs(a, b)
+    notes = list(pairs.notes)
+    if not any(index.data_type == "actv" for index in pairs.indices):
         notes.append(
             "no activations were compared: the first difference is where the backward pass or the update shows it, "
             "which may be another layer than the cause"
         )
     tolerance = Tolerance(rtol=rtol, atol=atol)
     compared: list[Compared] = []
-    for pair in pairs:
+    for index in pairs.indices:
         noise = None
         if repeats:
-            progress(f"noise of {pair.data_type}")
-            noise = _noise(a, repeats, pair, notes)
-        progress(f"values of {pair.data_type}")
-        gatherer = None if gather is None else Gatherer(a, b, pair)
-        for rank, blocks in paired_blocks(a, b, pair.index, 1 if gatherer is None else gatherer.bins.width):
-            comparison = Comparison(pair.index, tolerance, noise)
+            progress(f"noise of {index.data_type}")
+            noise = _noise(a, repeats, index, notes)
+        progress(f"values of {index.data_type}")
+        gatherer = None if gather is None else Gatherer(a, b, index)
+        for rank, blocks in paired_blocks(a, b, index, 1 if gatherer is None else gatherer.bins.width):
+            comparison = Comparison(index, tolerance, noise)
             for block_a, block_b in blocks:
                 excess = comparison.add(block_a, block_b)
                 if gatherer is not None:
                     gatherer.add(rank, block_a, block_b, excess)
-            compared.append(Compared(pair=pair, rank=rank, found=comparison))
+            compared.append(Compared(index=index, rank=rank, found=comparison))
         if gather is not None and gatherer is not None:
             gather(gatherer.result())
     for one in (a, b):
@@ -101,23 +99,23 @@ def diff_runs(
     return _result(pairs, compared, notes)
 
 
-def _noise(a: SidedRun, repeats: Sequence[SidedRun], pair: Pair, notes: list[str]) -> Noise:
-    meter = NoiseMeter(pair.index)
+def _noise(a: SidedRun, repeats: Sequence[SidedRun], index: Index, notes: list[str]) -> Noise:
+    meter = NoiseMeter(index)
     for repeat in repeats:
-        known = repeat.index(pair.data_type)
-        missing = len({row.tensor for row in pair.index.rows} - {row.tensor for row in known.rows})
+        known = repeat.index(index.data_type)
+        missing = len({row.tensor for row in index.rows} - {row.tensor for row in known.rows})
         if missing:
-            notes.append(f"the baseline lacks {missing} tensors of {pair.data_type}: only what is typical applies to them")
-        steps = np.intersect1d(pair.index.steps, known.steps)
+            notes.append(f"the baseline lacks {missing} tensors of {index.data_type}: only what is typical applies to them")
+        steps = np.intersect1d(index.steps, known.steps)
         if len(steps):
-            for _, blocks in paired_blocks(a, repeat, attrs.evolve(pair.index, steps=steps), 1):
+            for _, blocks in paired_blocks(a, repeat, attrs.evolve(index, steps=steps), 1):
                 meter.add(blocks)
     return meter.noise()
 
 
-def _result(pairs: Sequence[Pair], compared: Sequence[Compared], notes: list[str]) -> DiffResult:
-    steps = np.unique(np.concatenate([pair.index.steps for pair in pairs]))
-    one_sided = [one for pair in pairs for one in pair.one_sided]
+def _result(pairs: Pairs, compared: Sequence[Compared], notes: list[str]) -> DiffResult:
+    steps = np.unique(np.concatenate([index.steps for index in pairs.indices]))
+    one_sided = list(pairs.one_sided)
     for one in compared:
         one_sided += _sometimes(one)
     return DiffResult(
@@ -125,7 +123,7 @@ def _result(pairs: Sequence[Pair], compared: Sequence[Compared], notes: list[str
         onset=next(iter(_first(compared, lambda found: found.onset)), None),
         worst=_worst(compared),
         one_sided=one_sided,
-        compared_tensors=sum(len(pair.index.tensors()[0]) for pair in pairs),
+        compared_tensors=sum(len(index.tensors()[0]) for index in pairs.indices),
         compared_values=sum(one.found.compared for one in compared),
         different_values=sum(one.found.different for one in compared),
         steps=(int(steps[0]), int(steps[-1]), len(steps)),
@@ -135,28 +133,28 @@ def _result(pairs: Sequence[Pair], compared: Sequence[Compared], notes: list[str
 
 def _sometimes(one: Compared) -> Iterator[OneSided]:
     """Tensors of which a run lacks the value at some of the common steps."""
-    rows = list(one.pair.index.rows)
+    rows = list(one.index.rows)
     for name, only in zip("AB", one.found.only, strict=True):
         counts = only.max(axis=0)
         for row in np.flatnonzero(counts):
             where = f"{rows[row].tensor.label()} at {counts[row]} of the common steps"
             where += f", micro-step {rows[row].micro_step}" if rows[row].micro_step >= 0 else ""
             where += "" if one.rank is None else f", rank {one.rank}"
-            yield OneSided(data_type=one.pair.data_type, what=where, only_in=name)
+            yield OneSided(data_type=one.index.data_type, what=where, only_in=name)
 
 
 def _first(compared: Sequence[Compared], seen: Callable[[Comparison], FirstSeen]) -> list[Difference]:
     """What was seen at the earliest step of all, in the order of execution."""
     starts = [(int(seen(one.found).step.min()), one) for one in compared]
-    earliest = min((int(one.pair.index.steps[at]) for at, one in starts if at != FirstSeen.never), default=None)
+    earliest = min((int(one.index.steps[at]) for at, one in starts if at != FirstSeen.never), default=None)
     if earliest is None:
         return []
-    last_micro = max(row.micro_step for one in compared for row in one.pair.index.rows)
+    last_micro = max(row.micro_step for one in compared for row in one.index.rows)
     found = []
     for at, one in starts:
-        if at == FirstSeen.never or one.pair.index.steps[at] != earliest:
+        if at == FirstSeen.never or one.index.steps[at] != earliest:
             continue
-        first, rows = seen(one.found), list(one.pair.index.rows)
+        first, rows = seen(one.found), list(one.index.rows)
         here = first.step == at
         for row in np.flatnonzero(here.any(axis=0)):
             stat = int(np.argmax(np.where(here[:, row], first.excess[:, row], -1)))
@@ -170,12 +168,12 @@ def _place(one: Compared, row: RowKey, number: int, last_micro: int) -> tuple[in
     key = row.tensor
     _, micro_step, place = order_key(
         {
-            "tag_name": f"{key.vpp_stage}:{key.name}/rank{one.rank or 0}/{one.pair.data_type}",
+            "tag_name": f"{key.vpp_stage}:{key.name}/rank{one.rank or 0}/{one.index.data_type}",
             "step": 0,
             "micro_step": row.micro_step if row.micro_step >= 0 else None,
             "pp_stage": key.pp_stage,
             "vpp_stage": key.vpp_stage,
-            "call_id": execution_position(one.pair.data_type)[0] * _PLENTY + int(number),
+            "call_id": execution_position(one.index.data_type)[0] * _PLENTY + int(number),
             "rank": one.rank or 0,
         }
     )
@@ -185,14 +183,14 @@ def _place(one: Compared, row: RowKey, number: int, last_micro: int) -> tuple[in
 def _worst(compared: Sequence[Compared]) -> list[Difference]:
     worst: dict[tuple[str, object], Difference] = {}
     for one in compared:
-        rows = list(one.pair.index.rows)
+        rows = list(one.index.rows)
         for row in np.flatnonzero((one.found.worst_excess > 1).any(axis=0)):
             stat = int(one.found.worst_excess[:, row].argmax())
             found = one.found
             values = found.worst_a[stat, row], found.worst_b[stat, row], found.worst_excess[stat, row]
-            step = int(one.pair.index.steps[found.worst_step[stat, row]])
+            step = int(one.index.steps[found.worst_step[stat, row]])
             difference = _difference(one, rows[row], stat, step, values)
-            place = (one.pair.data_type, rows[row].tensor)
+            place = (one.index.data_type, rows[row].tensor)
             if place not in worst or difference.excess > worst[place].excess:
                 worst[place] = difference
     return sorted(worst.values(), key=lambda difference: -difference.excess)
@@ -200,12 +198,12 @@ def _worst(compared: Sequence[Compared]) -> list[Difference]:
 
 def _difference(one: Compared, row: RowKey, stat: int, step: int, values: tuple[float, float, float]) -> Difference:
     return Difference(
-        data_type=one.pair.data_type,
+        data_type=one.index.data_type,
         tensor=row.tensor,
         micro_step=row.micro_step if row.micro_step >= 0 else None,
         rank=one.rank,
         step=step,
-        stat=one.pair.index.stats[stat],
+        stat=one.index.stats[stat],
         a=float(values[0]),
         b=float(values[1]),
         excess=float(values[2]),

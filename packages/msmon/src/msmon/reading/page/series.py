@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from ..binning import Bins, Bits, coarsen, worst_of_groups
+from ..binning import Bins, Bits, bins_of, coarsen, worst_of_groups
 from ..index import Ints, TensorKey
 
 
@@ -36,12 +36,9 @@ class TypeSeries:
 
     def coarser(self, factor: int) -> TypeSeries:
         """The same with `factor` bins in one."""
-        starts = self.bins.starts[::factor]
-        ends = np.append(starts[1:], len(self.steps)) - 1
-        bins = Bins(starts=starts, first_steps=self.steps[starts], last_steps=self.steps[ends])
         return attrs.evolve(
             self,
-            bins=bins,
+            bins=bins_of(self.steps, factor * self.bins.width),
             lines=coarsen(self.lines, self.stats, factor),
             worst=coarsen(self.worst, self.stats, factor),
         )
