@@ -89,7 +89,8 @@ def test_records_of_several_steps_and_json_files(write_config, output_dir):
         "dtype": "torch.float32",
         "numel": 32,
         "aliases": [],
-    } | {key: value for key, value in run["tensors"][0].items() if key.startswith("local")}
+        "shards": [],
+    }
     assert (run_dir / "grad_reduced_0-2.csv").stat().st_mode & 0o777 == 0o640
     assert run_dir.stat().st_mode & 0o777 == 0o750
 
@@ -152,6 +153,8 @@ def test_nothing_is_kept_alive_and_a_dropped_monitor_goes_on(write_config, outpu
     monitor.close()
     references = weakref.ref(model), weakref.ref(monitor), weakref.ref(optimizer)
     del model, monitor, optimizer
+    # torch leaves cycles of its own behind the first step of an optimizer.
+    gc.collect()
     assert [reference() for reference in references] == [None, None, None]
 
 

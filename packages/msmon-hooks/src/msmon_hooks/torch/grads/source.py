@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Protocol
 
@@ -82,10 +82,7 @@ class GradientSource:
         self.groups = groups or Groups()
         self.coverage = coverage or Coverage()
         """For ``note(text)``: what the reader of the files should know."""
-        self.part = Part(
-            "gradients before the reduction",
-            lambda name, reason: self.coverage.note(f"{name}: switched off after {reason}"),
-        )
+        self.part = Part("gradients before the reduction", self.coverage.part_failed)
         """Runs what reads the engine's inside, which may differ in another version: ``part.run(function, ...)``."""
         self._trained: set[int] | None = None
 
@@ -111,6 +108,14 @@ class GradientSource:
         It is called again with parameters that were frozen at first.
         """
         raise NotImplementedError
+
+    def attach_update(self, on_update: Callable[[], None], registrations: Registrations) -> bool:
+        """Call ``on_update`` whenever gradients are about to be consumed, where that is inside of the optimizer's step.
+
+        ``reduced`` then gives what is consumed at that moment, and None for the rest. False: the optimizer consumes
+        what stands when its step begins.
+        """
+        return False
 
     def reduced(self, weight: Weight) -> torch.Tensor | None:
         """The gradient that the optimizer consumes, or None where there is none."""
