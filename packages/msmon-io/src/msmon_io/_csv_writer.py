@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -49,22 +50,26 @@ def csv_lines(table: Table, ndigits: int) -> str:
     if not len(table):
         return ""
     names = map(encode_cell, table.names)
-    columns: list[Sequence[object]]
+    # What follows a row's name: the step is the same in all of them.
     if table.micro_steps is None:
-        leading = [f"{stage},{name},{table.step}" for stage, name in zip(table.vpp_stages, names, strict=True)]
+        middles: Iterable[str] = itertools.repeat(f",{table.step},", len(table))
     else:
-        rows = zip(table.vpp_stages, names, table.micro_steps, strict=True)
-        leading = [f"{stage},{name},{table.step},{micro}" for stage, name, micro in rows]
-    lines = _bulk_lines(table, ndigits) if not table.text and table.ops else None
-    if lines is not None:
-        return "".join([f"{start},{numbers}\n" for start, numbers in zip(leading, lines, strict=True)])
+        middles = [f",{table.step},{micro_step}," for micro_step in table.micro_steps]
+    rows = zip(table.vpp_stages, names, middles, _cells_of_rows(table, ndigits), strict=True)
+    return "".join([f"{stage},{name}{middle}{cells}\n" for stage, name, middle, cells in rows])
+
+
+def _cells_of_rows(table: Table, ndigits: int) -> Iterable[str]:
+    """The statistics of each row, joined by commas."""
+    bulk = _bulk_lines(table, ndigits) if not table.text and table.ops else None
+    if bulk is not None:
+        return bulk
     numbers = dict(zip(table.number_ops, zip(*table.rows(), strict=True), strict=True))
-    columns = [leading]
-    for op in table.ops:
-        text = table.text.get(op)
-        columns.append(format_column(numbers[op], op, ndigits) if text is None else list(map(encode_cell, text)))
-    line = ",".join(["%s"] * len(columns)) + "\n"
-    return "".join([line % row for row in zip(*columns, strict=True)])
+    columns = [
+        format_column(numbers[op], op, ndigits) if op in numbers else list(map(encode_cell, table.text[op]))
+        for op in table.ops
+    ]
+    return map(",".join, zip(*columns, strict=True))
 
 
 def _bulk_lines(table: Table, ndigits: int) -> list[str] | None:
@@ -147,11 +152,11 @@ class CsvWriter:
         if known is None and path.exists():
             known = mend(path)
         if known is None:
-            write_whole(path, first_line.encode() + b"\n" + data)
+            write_whole(path, first_line.encode() + b"\n", data)
         elif known != first_line:
             raise ValueError(f"the file has the columns {known}, these rows have {first_line}: use a new run directory")
         elif path.stat().st_size <= REWRITE_LIMIT:
-            write_whole(path, path.read_bytes() + data)
+            write_whole(path, path.read_bytes(), data)
         else:
             append_whole(path, data)
         self._headers[name] = first_line
