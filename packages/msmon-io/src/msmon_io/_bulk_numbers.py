@@ -58,7 +58,7 @@ def number_lines(values: NDArray[np.float64], is_count: Sequence[bool], ndigits:
     """
     values = np.ascontiguousarray(values, np.float64)
     # A healthy run has columns of zeros, the counts of NaN: they become a part of the separators. Not -0.0.
-    is_zero = ~values.view(np.int64).any(axis=0)
+    is_zero: NDArray[np.bool_] = np.logical_not(values.view(np.int64).any(axis=0))
     zeros = ["0" if count else "0.0" for count in is_count]
     if is_zero.all():
         return [",".join(zeros)] * len(values)
