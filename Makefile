@@ -5,7 +5,7 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
-.PHONY: venv demo test check bench dist clean
+.PHONY: venv demo test fuzz check bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -34,6 +34,9 @@ check: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: .venv/.ready
+	MSMON_FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/msmon/test_config_fuzz.py --durations=0 $(ARGS)
 
 bench: .venv/.ready
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable $(ARGS)

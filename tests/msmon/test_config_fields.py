@@ -45,7 +45,7 @@ EVERYTHING = {
     "eps": 1e-12,
     "ndigits": 12,
     "step_count_per_record": 5,
-    "append_output": ["Dec03_21-34-40", "Feb29_00-00-00"],
+    "append_output": ["Feb29_00-00-00", "Feb29_00-00-00"],
     "squash_name": True,
 }  # fmt: skip
 
@@ -105,6 +105,8 @@ def test_values_as_the_program_sees_them():
     assert parse_config({"ops": ["nrm"]}).ops == ("norm",)
     assert parse_config({"module_ranks": [3, 1, 3]}).module_ranks == (3, 1)
     assert parse_config({"ndigits": 10**9}).ndigits == 100
+    new_year = ["Dec31_23-59-59", "Jan01_00-00-00"]
+    assert parse_config({"append_output": new_year}).append_output == tuple(new_year)
     assert config.l2_targets.linear_hook == ()
     assert parse_config({"l2_targets": {}}).l2_targets.linear_hook is None
     assert config.alert.rule_dicts() == EVERYTHING["alert"]["rules"]

@@ -20,6 +20,7 @@ TEXTS = [
     ('"x"', 'expected a JSON object {...}, found a string: "x"'),
     ('{\n  "eps": NaN\n}', "line 2 column 10: NaN is not a JSON number; write a finite number"),
     ('{"sa_order": "NaN", "a": [1,\n -Infinity]}', f"line 2 column 2: -Infinity {NUMBER}"),
+    ('{"a": "NaN", "b": NaNNaN}', f"line 1 column 19: NaN {NUMBER}"),
     ('{"a": Infinity}', "line 1 column 7: Infinity is not a JSON number; write a finite number"),
     ('{\n  // ranks\n  "eps": 1\n}', "line 2 column 3: JSON has no comments; take it out"),
     ('{\n  "eps": 1, # small\n  "a": 1}', "line 2 column 13: JSON has no comments; take it out"),
@@ -94,8 +95,9 @@ def test_files_that_are_none(tmp_path, monkeypatch):
     assert message_for(tmp_path / ("x" * 300)).endswith(": cannot be read: File name too long")
     assert message_for("a\0b") == '"a\\u0000b": not a path: embedded null byte'
     assert message_for(3).startswith("3: not a path: expected str, bytes or os.PathLike object, not int")
+    assert message_for("") == "the path of the configuration file is empty"
     monkeypatch.chdir(tmp_path)
-    assert message_for("") == f'"": no such file in {tmp_path}'
+    assert message_for("c.json") == f"c.json: no such file in {tmp_path}"
     big = tmp_path / "big.json"
     with big.open("wb") as file:
         file.truncate(17 * 2**20)

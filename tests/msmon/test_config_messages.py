@@ -64,6 +64,8 @@ ERRORS = [
      f"expected {STAMP}"),
     ({"append_output": ["Dec03_21:34:40", "Dec03_21-34-41"]}, 'append_output[0]: "Dec03_21:34:40" is refused, '
      f"expected {STAMP}"),
+    ({"append_output": ["Dec03_21-34-41", "Dec03_21-34-40"]}, 'append_output: ["Dec03_21-34-41", "Dec03_21-34-40"] is '
+     f"refused, expected {TWO_STAMPS} (the earlier one comes first)"),
     # Objects
     ({"alert": None}, "alert: null is refused, expected an object (not null)"),
     ({"alert": {"rules": {}}}, "alert.rules: {} is refused, expected a list of rules (not an object)"),
@@ -118,7 +120,7 @@ WARNINGS = [
     ({"recording_l2_features": True}, "recording_l2_features: no effect without l2_targets"),
     ({"recording_l2_features": True, "l2_targets": {"attention_hook": []}}, "l2_targets.attention_hook: an empty list "
      "collects nothing; name the attention modules"),
-    ({"targets": {"fc1": {}, "0:fc1": {"input": ""}}}, "targets: 0:fc1 named with and without stage; on that stage "
+    ({"targets": {"fc1": {}, "0:fc1": {"input": ""}}}, 'targets: "0:fc1" named with and without stage; on that stage '
      "the former holds"),
     ({}, "nothing is monitored; switch on one of wg_distribution, xy_distribution, param_distribution, "
      "mv_distribution, mg_direction, ur_distribution, recording_l2_features, print_struct, stack_info, "

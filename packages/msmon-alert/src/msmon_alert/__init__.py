@@ -6,19 +6,36 @@ from msmon_alert.config import rules_from_config
 from msmon_alert.monitor import Monitor
 from msmon_alert.record import anomaly_record
 from msmon_alert.rule import ColumnRule, Rule
-from msmon_alert.rules import AnomalyNan, AnomalyTurbulence
+from msmon_alert.rules import (
+    AnomalyDead,
+    AnomalyFrozen,
+    AnomalyNan,
+    AnomalyOverwritten,
+    AnomalySpike,
+    AnomalyTurbulence,
+    AnomalyVanish,
+)
+from msmon_alert.sorting import SortedAnomalies, find_anomaly_files, first_anomalies
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Alert",
+    "AnomalyDead",
     "AnomalyFile",
+    "AnomalyFrozen",
     "AnomalyNan",
+    "AnomalyOverwritten",
+    "AnomalySpike",
     "AnomalyTurbulence",
+    "AnomalyVanish",
     "ColumnRule",
     "Fired",
     "Monitor",
     "Rule",
+    "SortedAnomalies",
     "anomaly_record",
+    "find_anomaly_files",
+    "first_anomalies",
     "rules_from_config",
 ]

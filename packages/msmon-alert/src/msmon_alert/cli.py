@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -12,13 +13,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from msmon_alert.anomaly_file import FILE_NAME
-from msmon_alert.ordering import FirstRecords
+from msmon_alert.causes import explain
 from msmon_alert.progress import Progress
-from msmon_alert.reading import BrokenFileError, RecordReader
 from msmon_alert.record import Record
-from msmon_alert.table import render, row
+from msmon_alert.sorting import find_anomaly_files, first_anomalies
+from msmon_alert.table import printable, render, row
 
 RESULT_NAME = "anomaly_analyse.json"
+_TOLD_FROM = 1000
+"""How many of the first anomalies make up the account of how it spread."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         count = _positive(options.topk)
         steps = _steps(options.step_list)
         files = _find_files(Path(options.data_path))
-        out = _out_folder(options.out_path, files[0].parent)
+        out = _out_folder(options.out_path, files[0])
     except _ArgumentError as error:
         print(f"msmon anomalies: {error}", file=sys.stderr)
         return 2
@@ -52,43 +55,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _sort(files: list[Path], out: Path, count: int, steps: frozenset[int]) -> int:
-    first = FirstRecords(count)
-    seen = 0
-    notes: list[str] = []
-    unread = 0
     with Progress(len(files), "files") as progress:
-        for path in files:
-            reader = RecordReader(path)
-            before = seen
-            try:
-                for key, record in reader:
-                    try:
-                        if not isinstance(record, dict):
-                            raise ValueError("it is not an object")
-                        if steps and record.get("step") not in steps:
-                            continue
-                        first.add(key, record)
-                    except ValueError as error:
-                        notes.append(f"{path}: record {key!r} skipped: {error}")
-                    else:
-                        seen += 1
-            except (BrokenFileError, OSError) as error:
-                unread += 1
-                kept = f"; its first {seen - before} records are used" if seen > before else ""
-                notes.append(f"broken file skipped: {error}{kept}")
-            progress.advance()
-    for note in notes:
+        found = first_anomalies(files, max(count, _TOLD_FROM), steps=steps, advance=progress.advance)
+    for note in found.notes:
         print(note, file=sys.stderr)
-    found = list(first)
-    print(render([row(record) for _, record in found], colour=_colour()) if found else "No anomalies.")
-    print(f"{len(found)} of {seen} anomalies in {len(files)} files, earliest first.")
+    records = list(found.first.values())
+    if records:
+        print(render([row(record) for record in records[:count]], colour=_colour()), end="\n\n")
+        print("\n".join(map(printable, explain(records))))
+    shown = min(count, len(records))
+    print(f"{shown} of {found.seen} anomalies in {found.files} files, earliest first." if records else "No anomalies.")
     try:
-        target = _write(out / RESULT_NAME, dict(found))
+        target = _write(out / RESULT_NAME, dict(itertools.islice(found.first.items(), count)))
     except OSError as error:
         print(f"msmon anomalies: {RESULT_NAME} not written: {error}", file=sys.stderr)
         return 1
     print(f"Written to {target}")
-    return 1 if unread == len(files) and not seen else 0
+    return 1 if found.unread == found.files and not found.seen else 0
 
 
 class _ArgumentError(Exception):
@@ -121,22 +104,18 @@ def _steps(text: str) -> frozenset[int]:
 
 
 def _find_files(folder: Path) -> list[Path]:
-    """Files of all ranks, in the order of ranks."""
     if not folder.is_dir():
         raise _ArgumentError(f"-d/--data_path: {folder} is not a directory")
-    for base in (folder, folder / "anomaly_detected"):
-        found = [path for path in base.glob(f"rank*/{FILE_NAME}") if path.is_file()]
-        if found:
-            return sorted(found, key=lambda path: (len(path.parent.name), path.parent.name))
-    if (folder / FILE_NAME).is_file():
-        return [folder / FILE_NAME]
-    raise _ArgumentError(
-        f"-d/--data_path: no rank*/{FILE_NAME} in {folder}; name the anomaly_detected directory of a run"
-    )
+    files = find_anomaly_files(folder)
+    if not files:
+        raise _ArgumentError(
+            f"-d/--data_path: no rank*/{FILE_NAME} in {folder}; name the anomaly_detected directory of a run"
+        )
+    return files
 
 
-def _out_folder(text: str | None, rank_folder: Path) -> Path:
-    out = rank_folder.parent if text is None else Path(text)
+def _out_folder(text: str | None, file: Path) -> Path:
+    out = file.parent.parent if text is None else Path(text)
     if out.exists() and not out.is_dir():
         raise _ArgumentError(f"-o/--out_path: {out} is not a directory")
     return out

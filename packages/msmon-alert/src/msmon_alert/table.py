@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from msmon_alert.record import PHASE_NAMES, Record, phase
+import attrs
+
+from msmon_alert.record import PHASE_NAMES, phase
 
 HEADER = ("step", "rank", "phase", "tensor", "statistic", "value", "history", "rule")
 _RIGHT = frozenset({"step", "rank", "value", "history"})
@@ -17,24 +19,46 @@ _OLD_MESSAGE = re.compile(
 )
 
 
-def row(record: Record) -> tuple[str, ...]:
-    """The cells of one record, after `HEADER`. Files of the older tool have rule and values in the message only."""
-    tag = str(record["tag_name"])
+@attrs.frozen(kw_only=True)
+class Parts:
+    """What fired, as text."""
+
+    rule: str
+    stat: str
+    others: int
+    """How many further statistics fired."""
+    value: str
+    history: str
+
+
+def parts(record: Mapping[str, Any]) -> Parts:
+    """What fired in a record. Files of the older tool have rule and values in the message only."""
     stats = record.get("stats")
     old = _OLD_MESSAGE.match(str(record.get("message", "")).strip())
-    parts = old.groupdict() if old else {}
-    stat = next(iter(stats), "") if isinstance(stats, dict) else parts.get("stat") or ""
-    if isinstance(stats, dict) and len(stats) > 1:
-        stat += f" (+{len(stats) - 1})"
+    message = old.groupdict() if old else {}
+    known = stats if isinstance(stats, dict) else {}
+    return Parts(
+        rule=str(record.get("rule") or message.get("rule") or ""),
+        stat=str(next(iter(known), message.get("stat") or "")),
+        others=max(len(known) - 1, 0),
+        value=_number(record.get("value", message.get("value"))),
+        history=_number(record.get("history", message.get("history"))),
+    )
+
+
+def row(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The cells of one record, after `HEADER`."""
+    found = parts(record)
+    tag = str(record["tag_name"])
     return (
         str(record["step"]),
         str(record["rank"]),
         PHASE_NAMES[phase(tag)],
         tag,
-        stat,
-        _number(record.get("value", parts.get("value"))),
-        _number(record.get("history", parts.get("history"))),
-        str(record.get("rule") or parts.get("rule") or ""),
+        f"{found.stat} (+{found.others})" if found.others else found.stat,
+        found.value,
+        found.history,
+        found.rule,
     )
 
 
@@ -49,7 +73,7 @@ def _number(value: Any) -> str:
 
 def render(rows: Iterable[Sequence[str]], *, colour: bool) -> str:
     """Aligned columns under `HEADER`; with `colour`, ANSI sequences that a terminal understands."""
-    cells = [HEADER, *(tuple(map(_printable, r)) for r in rows)]
+    cells = [HEADER, *(tuple(map(printable, r)) for r in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADER))]
     lines = []
     for number, line in enumerate(cells):
@@ -63,6 +87,6 @@ def render(rows: Iterable[Sequence[str]], *, colour: bool) -> str:
     return "\n".join(lines)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Names come from models: nothing in them may steer the terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

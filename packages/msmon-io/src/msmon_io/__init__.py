@@ -8,7 +8,7 @@ from msmon_io._csv2parquet import convert_to_parquet
 from msmon_io._csv2tensorboard import csv2tensorboard_by_step
 from msmon_io._csv_reader import BrokenLine, data_type_of, read_csv
 from msmon_io._csv_writer import CsvWriter, write_text_csv
-from msmon_io._files import OutsideError, write_json
+from msmon_io._files import OutsideError, write_bytes, write_json
 from msmon_io._losses import Losses
 from msmon_io._memory_writer import MemoryWriter
 from msmon_io._numbers import format_number
@@ -66,6 +66,7 @@ __all__ = [
     "read_csv",
     "run_dirs",
     "run_dirs_between",
+    "write_bytes",
     "write_json",
     "write_text_csv",
     "writer_names",

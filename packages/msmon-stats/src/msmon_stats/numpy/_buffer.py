@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from msmon_stats._fields import MIN, SUMSQ, WIDTH
-from msmon_stats.numpy._partial import Matrix, partial_many, unsupported_reason
+from msmon_stats._fields import WIDTH
+from msmon_stats._rows import Matrix, unscale
+from msmon_stats.numpy._partial import partial_many
+from msmon_stats.numpy._values import unsupported_reason
 
 
 class Transfer:
@@ -38,8 +40,7 @@ class PartialBuffer:
         if supported:
             scale = 1.0 if scale is None else float(scale)
             rows = partial_many([tensors[i] for i in supported], float(eps) * scale)
-            rows[:, MIN:SUMSQ] /= scale
-            rows[:, SUMSQ] /= scale * scale
+            unscale(rows, scale)
             first = self._append(rows)
             for row, i in enumerate(supported):
                 handles[i] = first + row

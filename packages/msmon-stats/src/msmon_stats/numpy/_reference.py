@@ -1,54 +1,39 @@
-"""Statistics by plain numpy: the definition that every other kernel is tested against."""
+"""Partials by plain numpy: the definition that every other kernel is tested against."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from msmon_stats._fields import COUNT, INFS, MAX, MIN, NANS, SUM, SUMSQ, WIDTH, ZEROS
-
-# Chunks bound the temporaries (float64 copy and masks) to a few hundred KiB, whatever the size of the array.
-CHUNK = 1 << 16
+from msmon_stats._fields import COUNT, INFS, MAX, MIN, NANS, SUM, SUMSQ, ZEROS
+from msmon_stats._rows import Matrix, add, clear
+from msmon_stats.numpy._values import PIECE, Array
 
 
-def accumulate(array: NDArray[Any], eps: float, row: NDArray[np.float64]) -> None:
-    """Write the partials of one array into a row of 8."""
-    row[:] = 0.0
-    row[MIN], row[MAX] = np.inf, -np.inf
-    if array.size == 0:
+def accumulate(values: Array, eps: float, row: Matrix) -> None:
+    """Write the partials of a run of real numbers into a row of 8."""
+    if len(values) <= PIECE:
+        _accumulate_piece(values, eps, row)
         return
-    sums: list[tuple[float, float]] = []
+    clear(row)
+    # Pieces bound the temporaries; numpy adds pairwise within one, and thousands of pieces lose no digits.
+    piece = np.empty_like(row)
+    for start in range(0, len(values), PIECE):
+        _accumulate_piece(values[start : start + PIECE], eps, piece)
+        add(row, piece)
+
+
+def _accumulate_piece(values: Array, eps: float, row: Matrix) -> None:
+    clear(row)
+    row[COUNT] = len(values)
     with np.errstate(all="ignore"):
-        for chunk in _chunks(array):
-            values = np.abs(chunk).astype(np.float64) if chunk.dtype.kind == "c" else chunk.astype(np.float64)
-            nan = np.isnan(values)
-            nans = np.count_nonzero(nan)
-            row[COUNT] += values.size
-            row[NANS] += nans
-            if nans:
-                values = values[~nan]
-            if values.size == 0:
-                continue
-            row[INFS] += np.count_nonzero(np.isinf(values))
-            row[ZEROS] += np.count_nonzero(np.abs(values) < eps)
-            row[MIN] = min(row[MIN], values.min())
-            row[MAX] = max(row[MAX], values.max())
-            sums.append((values.sum(), np.square(values).sum()))
-        # numpy adds pairwise, so thousands of chunk sums lose no digits.
-        row[SUM], row[SUMSQ] = np.array(sums).reshape(-1, WIDTH - SUM).sum(axis=0)
-
-
-def _chunks(array: NDArray[Any]) -> Any:
-    if array.size <= CHUNK:
-        yield array.reshape(-1)
-        return
-    order = "K" if array.flags.c_contiguous or array.flags.f_contiguous else "C"
-    if order == "K":
-        flat = array.reshape(-1, order="A")
-        for start in range(0, flat.size, CHUNK):
-            yield flat[start : start + CHUNK]
-    else:
-        flags = ["external_loop", "buffered", "zerosize_ok"]
-        yield from np.nditer(array, flags=flags, buffersize=CHUNK, order="K")
+        wide = values.astype(np.float64)
+        nan = np.isnan(wide)
+        row[NANS] = np.count_nonzero(nan)
+        if row[NANS]:
+            wide = wide[~nan]
+        if len(wide) == 0:
+            return
+        row[INFS] = np.count_nonzero(np.isinf(wide))
+        row[ZEROS] = np.count_nonzero(np.abs(wide) < eps)
+        row[MIN], row[MAX] = wide.min(), wide.max()
+        row[SUM], row[SUMSQ] = wide.sum(), np.square(wide).sum()

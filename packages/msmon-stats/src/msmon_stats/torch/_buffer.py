@@ -3,57 +3,43 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from msmon_stats._choice import choose
 from msmon_stats._fields import MIN, SUMSQ, WIDTH
-from msmon_stats.torch._partial import partial_many
+from msmon_stats._pages import Pages
+from msmon_stats._rows import Matrix, unscale
+from msmon_stats.torch._partial import number, usable_kernels, write_rows
 from msmon_stats.torch._values import local, unsupported_reason
 
-Matrix = np.ndarray[Any, np.dtype[np.float64]]
-_FIRST_CAPACITY = 256
-
-
-class _DeviceRows:
-    """A growing float64 ``[capacity, 8]`` on one device, and which handle each row answers."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.rows = torch.zeros((_FIRST_CAPACITY, WIDTH), dtype=torch.float64, device=device)
-        self.handles: list[int] = []
-
-    def take(self, handles: Sequence[int]) -> torch.Tensor:
-        start = len(self.handles)
-        self.handles.extend(handles)
-        needed = len(self.handles)
-        if needed > len(self.rows):
-            grown = self.rows.new_zeros((max(needed, 2 * len(self.rows)), WIDTH))
-            grown[:start] = self.rows[:start]
-            self.rows = grown
-        return self.rows[start:needed]
+_HOST = torch.device("cpu")
 
 
 class Transfer:
     """The copies to the host of one step's rows, under way."""
 
-    def __init__(self, copies: list[tuple[list[int], torch.Tensor, Any]]) -> None:
+    def __init__(self, copies: list[tuple[list[int], Callable[[], Matrix]]]) -> None:
         self._copies = copies
 
     def matrix(self) -> Matrix:
         """Wait for the copies: float64 ``[n, 8]`` on the host; the row index is the handle."""
-        result = np.zeros((sum(len(handles) for handles, _, _ in self._copies), WIDTH))
-        for handles, host, done in self._copies:
-            if done is not None:
-                done.synchronize()
-            result[handles] = host.numpy()
+        if len(self._copies) == 1:
+            return self._copies[0][1]()
+        result = np.zeros((sum(len(handles) for handles, _ in self._copies), WIDTH))
+        for handles, wait in self._copies:
+            result[handles] = wait()
         return result
 
 
 class PartialBuffer:
     """Collects the partials of a step on their devices and brings them to the host in one copy a device.
+
+    Measuring launches work and returns; nothing waits for a device before :meth:`Transfer.matrix`. Safe to use from
+    several threads, but :meth:`transfer` has to come after the measurements it is to include.
 
     >>> import torch
     >>> buffer = PartialBuffer()
@@ -63,10 +49,20 @@ class PartialBuffer:
     [3.0, 2.0]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, kernel: str | None = None) -> None:
+        """``kernel`` forces an implementation, see :func:`msmon_stats.partial`; the choice is made once, here."""
+        self._kernel = kernel
         self._lock = threading.Lock()
-        self._devices: dict[torch.device, _DeviceRows] = {}
+        self._pages: dict[torch.device, Pages] = {}
         self._count = 0
+        self._expected: dict[torch.device, int] = {}
+        self._kernels: dict[str, str] = {}
+        self._compiled = self._kernel_for("cpu") == "cpu"
+        if self._compiled:
+            from msmon_stats import cpu
+            from msmon_stats.torch import _host
+
+            self._host, self._cpu = _host, cpu
 
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
         """Compute the partials of tensors.
@@ -80,55 +76,143 @@ class PartialBuffer:
         Returns:
             A handle for each tensor, its row in :meth:`Transfer.matrix`; -1 for an unsupported one.
         """
+        if self._compiled and scale is None and type(eps) is float and len(tensors) > 0:
+            handles = self._measure_plain(tensors, eps)
+            if handles is not None:
+                return handles
+        return self._measure_any(tensors, eps, scale)
+
+    def _measure_plain(self, tensors: Sequence[Any], eps: float) -> list[int] | None:
+        """The short way for contiguous tensors in the memory of the host; None for others."""
+        if len(tensors) == 1:
+            tensor = tensors[0]
+            dtype = self._host.plain_on_host(tensor)
+            if dtype is None or self._host.freed(tensor, data := tensor.data_ptr()):
+                return None
+            with self._lock:
+                page, start, address, handle = self._take(_HOST, 1)
+            address += start * self._host.ROW_BYTES
+            self._cpu.run_one(dtype, data, tensor.numel(), eps, address, (tensor, page))
+            return [handle]
+        found = self._host.same_dtype(tensors)
+        if found is None:
+            return None
+        dtype, addresses, sizes = found
+        with self._lock:
+            page, start, address, first = self._take(_HOST, len(tensors))
+        self._cpu.run_many(dtype, addresses, sizes, eps, address + start * self._host.ROW_BYTES, (tensors, page))
+        return list(range(first, first + len(tensors)))
+
+    def _measure_any(self, tensors: Sequence[Any], eps: Any, scale: Any) -> list[int]:
         handles = [-1] * len(tensors)
         groups: dict[torch.device, list[int]] = {}
-        for i, tensor in enumerate(tensors):
-            if unsupported_reason(tensor) is None:
-                groups.setdefault(local(tensor).device, []).append(i)
+        parts = [local(tensor) for tensor in tensors]
+        for i, part in enumerate(parts):
+            if self._plainly_readable(part) or unsupported_reason(tensors[i]) is None:
+                groups.setdefault(part.device, []).append(i)
         for device, members in groups.items():
             with self._lock:
-                mine = range(self._count, self._count + len(members))
-                self._count = mine.stop
-                rows = self._rows_on(device).take(mine)
-            for i, handle in zip(members, mine, strict=True):
-                handles[i] = handle
-            partial_many([tensors[i] for i in members], eps if scale is None else eps * scale, out=rows)
-            if scale is not None:
-                rows[:, MIN:].div_(scale)
-                rows[:, SUMSQ].div_(scale)
+                page, start, _, first = self._take(device, len(members))
+            for row, i in enumerate(members):
+                handles[i] = first + row
+            group = [parts[i] for i in members]
+            rows = page[start : start + len(members)]
+            if device.type == "cpu":
+                self._measure_on_host(group, eps, scale, rows)
+            else:
+                write_rows(group, eps if scale is None else eps * scale, rows, self._kernel_for(device.type))
+                if scale is not None:
+                    rows[:, MIN:].div_(scale)
+                    rows[:, SUMSQ].div_(scale)
         return handles
+
+    def _plainly_readable(self, tensor: torch.Tensor) -> bool:
+        return (
+            self._compiled
+            and self._host.plain_on_host(tensor) is not None
+            and not self._host.freed(tensor, tensor.data_ptr())
+        )
+
+    def _measure_on_host(self, group: list[torch.Tensor], eps: Any, scale: Any, rows: Matrix) -> None:
+        factor = 1.0 if scale is None else number(scale)
+        if self._compiled:
+            self._host.rows(group, number(eps) * factor, rows)
+        else:
+            write_rows(group, eps if scale is None else eps * scale, torch.from_numpy(rows), "operators")
+        if scale is not None:
+            unscale(rows, factor)
 
     def put(self, values: torch.Tensor) -> int:
         """Let up to 8 float64 numbers on a device ride in the same transfer; the columns that stay free are 0."""
+        values = values.detach()
         with self._lock:
-            handle = self._count
-            self._count += 1
-            row = self._rows_on(values.device).take([handle])[0]
-        row.zero_()
-        row[: values.numel()] = values.detach()
+            page, start, _, handle = self._take(values.device, 1)
+        row = page[start]
+        if values.device.type == "cpu":
+            row[:] = 0.0
+            row[: values.numel()] = values.numpy()
+        else:
+            row.zero_()
+            row[: values.numel()] = values
         return handle
-
-    def _rows_on(self, device: torch.device) -> _DeviceRows:
-        rows = self._devices.get(device)
-        if rows is None:
-            rows = self._devices[device] = _DeviceRows(device)
-        return rows
 
     def transfer(self) -> Transfer:
         """Begin one copy a device, without waiting, and start again at handle 0. Measuring may go on at once."""
         with self._lock:
-            devices, self._devices, self._count = self._devices, {}, 0
-        return Transfer([_copy(rows) for rows in devices.values()])
+            pages, self._pages, self._count = self._pages, {}, 0
+            self._expected = {device: rows.count for device, rows in pages.items()}
+        return Transfer([(rows.handles(), _start_copy(device, rows.filled())) for device, rows in pages.items()])
+
+    def _take(self, device: torch.device, count: int) -> tuple[Any, int, int, int]:
+        pages = self._pages.get(device)
+        if pages is None:
+            pages = self._pages[device] = Pages(_allocator(device), self._expected.get(device, 0))
+        first = self._count
+        self._count += count
+        return *pages.take(count, first), first
+
+    def _kernel_for(self, device_type: str) -> str:
+        kernel = self._kernels.get(device_type)
+        if kernel is None:
+            usable = usable_kernels(device_type)
+            # A kernel forced for one kind of device leaves the others with their own choice.
+            wish = self._kernel if self._kernel in usable else None
+            kernel = self._kernels[device_type] = choose(wish, usable)
+        return kernel
 
 
-def _copy(rows: _DeviceRows) -> tuple[list[int], torch.Tensor, Any]:
-    used = rows.rows[: len(rows.handles)]
-    if rows.device.type == "cpu":
-        return rows.handles, used, None
-    if rows.device.type != "cuda":
-        return rows.handles, used.cpu(), None
-    host = torch.empty(used.shape, dtype=used.dtype, pin_memory=True)
-    host.copy_(used, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record(torch.cuda.current_stream(rows.device))
-    return rows.handles, host, done
+def _allocator(device: torch.device) -> Callable[[int], tuple[Any, int]]:
+    def on_host(rows: int) -> tuple[Any, int]:
+        page = np.empty((rows, WIDTH))
+        return page, page.ctypes.data
+
+    def on_device(rows: int) -> tuple[Any, int]:
+        return torch.empty((rows, WIDTH), dtype=torch.float64, device=device), 0
+
+    return on_host if device.type == "cpu" else on_device
+
+
+def _start_copy(device: torch.device, pages: list[Any]) -> Callable[[], Matrix]:
+    """Begin the copy of one device's rows; what is returned waits for it and gives them."""
+    if device.type == "cpu":
+        return lambda: pages[0] if len(pages) == 1 else np.concatenate(pages)
+    rows = pages[0] if len(pages) == 1 else torch.cat(pages)
+    if device.type != "cuda":
+        host = rows.to("cpu", non_blocking=True)
+        backend = getattr(torch, device.type, None)
+        if backend is not None and hasattr(backend, "Event"):
+            done = backend.Event()
+            done.record()
+            return lambda: (done.synchronize(), host.numpy())[1]
+        return lambda: host.numpy()
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    with torch.cuda.device(device):
+        host.copy_(rows, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+
+    def wait() -> Matrix:
+        done.synchronize()
+        return np.array(host.numpy())
+
+    return wait

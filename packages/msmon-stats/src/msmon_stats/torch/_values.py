@@ -1,20 +1,62 @@
-"""The plain strided tensor that holds a tensor's values."""
+"""Reading the values of a torch tensor as runs of plain numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from attrs import frozen
+
+from msmon_stats._layout import layout_of
+
+# A piece that has to be converted or gathered is copied into some hundred KiB, whatever the size of the tensor; for a
+# tensor of many millions of values into a thousandth of it, so that an accelerator gets work of a useful size.
+PIECE = 1 << 16
+
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+KERNEL_DTYPES: dict[torch.dtype, str] = {
+    getattr(torch, name): name for name in _FLOATS + _INTEGERS if hasattr(torch, name)
+} | {torch.bool: "uint8"}
+"""The dtypes that kernels read as they are stored, and the kernels' names for them."""
 
 _FLOAT8 = frozenset(
-    dtype
+    getattr(torch, name)
     for name in dir(torch)
-    if name.startswith("float8_") and isinstance(dtype := getattr(torch, name), torch.dtype)
+    if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
 )
-_FLOATS = ("float64", "float32", "float16", "bfloat16", "complex32", "complex64", "complex128")
-_INTEGERS = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-_NUMBERS = frozenset(getattr(torch, name) for name in _FLOATS + _INTEGERS if hasattr(torch, name)) | _FLOAT8
-_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
+_SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_strided = torch.strided
+
+
+@frozen(kw_only=True)
+class Reading:
+    """The stored values of a tensor as contiguous 1-D pieces of a dtype in ``KERNEL_DTYPES``."""
+
+    pieces: Iterator[torch.Tensor]
+    times: int
+    """How often each stored value occurs (expanded axes)."""
+    implicit: int
+    """Zeros beside them that are not stored (sparse)."""
+
+
+def plain(tensor: Any) -> str | None:
+    """The kernels' name for the dtype of a tensor that is one contiguous run of values, None for any other.
+
+    Asked for every tensor of a step, so no operator of torch is called.
+    """
+    if (
+        type(tensor) in _PLAIN
+        and tensor.layout is _strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    ):
+        return KERNEL_DTYPES.get(tensor.dtype)
+    return None
 
 
 def unsupported_reason(tensor: Any) -> str | None:
@@ -25,31 +67,79 @@ def unsupported_reason(tensor: Any) -> str | None:
         return "a nested tensor has no common layout"
     if tensor.is_quantized:
         return f"quantized values ({tensor.dtype}) have to be dequantized first"
-    if tensor.dtype not in _NUMBERS:
-        return f"values of dtype {tensor.dtype} are not numbers"
-    return None
+    dtype = tensor.dtype
+    if dtype not in KERNEL_DTYPES and dtype not in _FLOAT8 and dtype not in _COMPLEX:
+        return f"values of dtype {dtype} are not numbers"
+    if tensor.layout in _SPARSE or tensor.layout is not torch.strided:
+        return None
+    return _missing_memory(local(tensor))
+
+
+def _missing_memory(tensor: torch.Tensor) -> str | None:
+    if tensor.numel() == 0:
+        return None
+    try:
+        needed = (
+            tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        )
+        missing = tensor.untyped_storage().nbytes() < needed * tensor.element_size() or tensor.data_ptr() == 0
+    except (RuntimeError, NotImplementedError):
+        # Tensors that stand for others: batched by vmap, traced, fake, wrappers of a third party.
+        return f"a {type(tensor).__name__} without memory of its own"
+    return "the memory of the tensor is freed (a sharded parameter outside its use?)" if missing else None
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that lies on this rank; any other tensor itself. Detached."""
+    """The part of a DTensor that lies on this rank; any other tensor itself."""
     part = getattr(tensor, "_local_tensor", None)
-    return (tensor if part is None else part).detach()
+    return tensor if part is None else part
 
 
-def stored(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Stored values of a local tensor as real numbers or bools, and the number of implicit zeros beside them."""
+def read(tensor: torch.Tensor) -> Reading:
+    """The values of a supported local tensor, detached.
+
+    Values whose dtype no kernel knows are converted: complex numbers to their absolute value, fp8 to float32 (exactly).
+    An uncoalesced sparse tensor is coalesced first, which waits for the device.
+    """
+    tensor = tensor.detach()
     implicit = 0
     if tensor.layout in _SPARSE:
-        numel = tensor.numel()
+        total = tensor.numel()
         # Entries of one position may occur several times; their sum is the value.
         tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
-        implicit = numel - tensor.numel()
+        implicit = total - tensor.numel()
     elif tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
-    if tensor.dtype in _FLOAT8:
-        tensor = tensor.to(torch.float32)
-    elif tensor.is_complex():
-        tensor = tensor.to(torch.complex64).abs() if tensor.dtype is torch.complex32 else tensor.abs()
-    return tensor, implicit
+    tensor = tensor.resolve_neg()
+    if tensor.numel() == 0:
+        return Reading(pieces=iter(()), times=1, implicit=implicit)
+    layout = layout_of(tensor.shape, tensor.stride())
+    if layout.dense and tensor.dtype in KERNEL_DTYPES:
+        pieces = iter((tensor.as_strided((tensor.numel() // layout.times,), (1,)),))
+    else:
+        kept = sorted(layout.axes)
+        stored = tensor[tuple(slice(None) if axis in kept else 0 for axis in range(tensor.dim()))]
+        stored = stored.permute([kept.index(axis) for axis in layout.axes])
+        pieces = _copied(stored, _conversion(tensor.dtype), max(PIECE, stored.numel() >> 10))
+    return Reading(pieces=pieces, times=layout.times, implicit=implicit)
+
+
+def _conversion(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    if dtype in _FLOAT8:
+        return torch.Tensor.float
+    if dtype is torch.complex32:
+        return lambda piece: piece.to(torch.complex64).abs()
+    return torch.abs if dtype in _COMPLEX else None
+
+
+def _copied(stored: torch.Tensor, convert: Any, size: int) -> Iterator[torch.Tensor]:
+    if stored.numel() > size:
+        if stored.is_contiguous():
+            stored = stored.view(-1)
+        inner = stored.numel() // len(stored)
+        for part in stored.split(max(1, size // inner)):
+            # A row that is itself too long is split along its next axis.
+            yield from _copied(part[0] if len(part) == 1 else part, convert, size)
+        return
+    stored = stored.contiguous().view(-1)
+    yield stored if convert is None else convert(stored)

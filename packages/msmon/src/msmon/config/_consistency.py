@@ -2,6 +2,7 @@
 
 import attrs
 
+from ._problems import shown
 from .model import Config
 
 _MONITORS = (
@@ -63,7 +64,7 @@ def _l2_warnings(config: Config) -> list[str]:
 def _stage_warnings(config: Config) -> list[str]:
     """A name with and without stage prefix: the one with the prefix is more exact."""
     everywhere = {target.name for target in config.targets if target.stage is None}
-    twice = [target.key for target in config.targets if target.stage is not None and target.name in everywhere]
+    twice = [shown(target.key) for target in config.targets if target.stage is not None and target.name in everywhere]
     return (
         [f"targets: {', '.join(twice)} named with and without stage; on that stage the former holds"] if twice else []
     )

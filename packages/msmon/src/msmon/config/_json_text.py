@@ -36,7 +36,7 @@ def parse_object(data: bytes, source: str) -> dict[str, Any]:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except _Constant as error:
         constant = str(error)
-        position = next(m.start() for m in _TOKEN.finditer(text) if m.group() == constant)
+        position = next(m.start() for m in _TOKEN.finditer(text) if m.group().startswith(constant))
         _fail(source, text, position, f"{constant} is not a JSON number; write a finite number")
     except _Duplicate:
         position, key = _find_duplicate(text)
@@ -94,6 +94,22 @@ def _find_duplicate(text: str) -> tuple[int, str]:
             open_objects[-1].add(key)
         previous = token
     raise AssertionError("a duplicate key was reported but not found")
+
+
+def value_span(text: str, key: str) -> tuple[int, int] | None:
+    """Where the one-word value (a number, a string, true, false, null) of a key of the outermost object stands.
+
+    `text` is valid JSON. None: there is no such key, or its value is an object or a list.
+    """
+    depth = 0
+    previous: list[str] = ["", ""]
+    for token in _TOKEN.finditer(text):
+        word = token.group()
+        if depth == 1 and previous[1] == ":" and word not in "{[" and json.loads(previous[0]) == key:
+            return token.span()
+        depth += (word in "{[") - (word in "}]")
+        previous = [previous[1], word]
+    return None
 
 
 def _explain(text: str, error: json.JSONDecodeError) -> str:

@@ -15,6 +15,8 @@ _DAYS = dict(
 )
 _FORM = "a time stamp such as Dec03_21-34-40"
 
+_YEAR = 366 * 24 * 3600
+
 
 def is_timestamp(text: str) -> bool:
     """Whether `text` is month, day and time of a possible moment, in the form Dec03_21-34-40."""
@@ -38,4 +40,16 @@ def parse_range(value: object, path: str, problems: Problems) -> tuple[str, ...]
             problems.refuse(f"{path}[{i}]", stamp, _FORM, f"not {kind(stamp)}")
         elif not is_timestamp(stamp):
             problems.refuse(f"{path}[{i}]", stamp, _FORM)
+    if len(value) == 2 and all(isinstance(v, str) and is_timestamp(v) for v in value):
+        first, last = (_seconds(v) for v in value)
+        # Without a year, December to January is a range too; the shorter way round the year is meant.
+        if (last - first) % _YEAR > _YEAR / 2:
+            problems.refuse(path, value, allowed, "the earlier one comes first")
     return tuple(value)
+
+
+def _seconds(stamp: str) -> int:
+    """Since the start of a leap year."""
+    month, day, hour, minute, second = stamp[:3], stamp[3:5], stamp[6:8], stamp[9:11], stamp[12:]
+    days = sum(_DAYS[m] for m in list(_DAYS)[: list(_DAYS).index(month)]) + int(day)
+    return ((days * 24 + int(hour)) * 60 + int(minute)) * 60 + int(second)

@@ -1,0 +1,1 @@
+../packages/msmon/src/msmon/demo/tiny_gpt.py

@@ -1,0 +1,121 @@
+"""AnomalySpike: a value far outside of everything in its recent past."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from msmon_alert._arguments import number, require
+from msmon_alert.batch import Batch, Bools, Floats
+from msmon_alert.memory import Array
+from msmon_alert.rule import ColumnRule
+
+_TO_SIGMA = 1.4826
+"""Median absolute deviation to standard deviation, for a normal distribution."""
+_SMALLEST_SIGMA = 0.01
+_SIZES = frozenset({"norm", "rms", "zeros"})
+_OF_INTEGERS = frozenset({"min", "max", "mean"})
+
+
+@attrs.frozen
+class AnomalySpike(ColumnRule):
+    """Fires when a value lies outside the range of the last `window` values by more than `threshold` robust sigmas.
+
+    Everything is taken of the logarithm, so the same rule serves weights, gradients and moments of any size, and a
+    rise by ten counts as much as a fall to a tenth. One sigma is 1.4826 times the median absolute deviation of the
+    window, plus 0.01 (a step of 1 %), so that a series that hardly moves does not alarm at nothing. The distance is
+    counted from the nearest value of the window rather than from its median, so a trend and a known swing are quiet,
+    and a lasting change alarms once. The rule keeps quiet until the window is full.
+
+    It judges `norm`, `rms` and, as the share of elements that are *not* zero, `zeros`; of integer tensors instead
+    `min`, `max` and `mean` (token ids of a broken batch), unless they only hold 0 and 1. `zeros` of a second moment is
+    passed over, since nearly all of its elements are always small. A value of exactly 0 has no logarithm:
+    `AnomalyVanish` and `AnomalyDead` are for it.
+
+    *What it means for training*: something changed from one step to the next: a loss spike, a corrupted batch, a weight
+    or moment that was overwritten, a learning rate that jumped, half-precision gradients that underflow.
+
+    *Cost*: 4 bytes a tag, statistic and window entry (128 bytes with the default window); two passes over the windows.
+
+    *Blind spots*: the first `window` values of a tensor; a slow drift; spikes as large as one that is still in the
+    window; tensors whose norm swings over orders of magnitude anyway (the gradients of a router); one element among
+    millions, which the norm hides.
+
+    Raises ValueError for a threshold that is not > 0 or a window that is not an integer >= 8.
+
+    >>> import numpy as np
+    >>> from msmon_alert import Monitor
+    >>> monitor = Monitor([AnomalySpike()])
+    >>> norms = [1 + 0.1 * np.sin(step) for step in range(40)] + [30.0]
+    >>> [step for step, norm in enumerate(norms) if monitor.observe(step, ["w"], ["norm"], np.array([[norm]]))]
+    [40]
+    """
+
+    threshold: float = 8.0
+    """Distance from the window's range, in robust sigmas."""
+    window: int = 32
+    """How many values make up the recent past."""
+
+    history_fields: ClassVar[Mapping[str, npt.DTypeLike]] = {"seen": np.int64, "logs": np.float32}
+
+    def __attrs_post_init__(self) -> None:
+        require(number("threshold", self.threshold, above=0), number("window", self.window, at_least=8, integer=True))
+
+    def history_shape(self, field: str) -> tuple[int, ...]:
+        return (self.window,) if field == "logs" else ()
+
+    def applies(self, stat: str) -> bool:
+        return stat in _SIZES or stat in _OF_INTEGERS
+
+    def check_column(
+        self, stat: str, values: Floats, history: Mapping[str, Array], batch: Batch
+    ) -> tuple[Bools, Floats | None]:
+        size = 1 - values if stat == "zeros" else np.abs(values)
+        used = np.isfinite(size) & (size > 0) & self._judged(stat, batch)
+        if not used.any():
+            return np.zeros(len(values), dtype=np.bool_), None
+        seen, logs = history["seen"], history["logs"]
+        log = np.log(np.where(used, size, 1.0))
+        fired, centre = self._outside(log, used, seen, logs)
+        positions = np.flatnonzero(used)
+        logs[positions, seen[positions] % self.window] = log[positions]
+        seen += used
+        middle = np.exp(centre)
+        return fired, 1 - middle if stat == "zeros" else middle
+
+    def _judged(self, stat: str, batch: Batch) -> Bools:
+        """[n], whether this statistic says something about the tensor."""
+        if stat == "zeros":
+            return ~(batch.discrete | batch.layout.mask("exp_avg_sq"))
+        if stat in _SIZES:
+            return ~batch.discrete
+        if "max" not in batch.stats:  # without it, masks of 0 and 1 cannot be told from token ids
+            return np.zeros(len(batch.values), dtype=np.bool_)
+        return batch.discrete & (batch.values[:, batch.stats.index("max")] > 1)
+
+    def _outside(self, log: Floats, used: Bools, seen: Array, logs: Array) -> tuple[Bools, Floats]:
+        """Where the value is too far outside its window, [n], and the median of the windows that were looked at."""
+        fired = np.zeros(len(log), dtype=np.bool_)
+        centre = np.full(len(log), np.nan)
+        last = logs[np.arange(len(log)), (seen - 1) % self.window]
+        # The last value is in the window and sigma has a lower bound, so most rows are done after one comparison.
+        far = np.abs(log - last) > self.threshold * _SMALLEST_SIGMA
+        rows = np.flatnonzero(used & far & (seen >= self.window))
+        if not len(rows):
+            return fired, centre
+        window = logs[rows].astype(np.float64)
+        value = log[rows]
+        beyond = np.maximum(value - np.max(window, axis=1), np.min(window, axis=1) - value)
+        near = beyond > self.threshold * _SMALLEST_SIGMA
+        rows, window, beyond = rows[near], window[near], beyond[near]
+        if not len(rows):
+            return fired, centre
+        median = np.median(window, axis=1)
+        sigma = _TO_SIGMA * np.median(np.abs(window - median[:, None]), axis=1) + _SMALLEST_SIGMA
+        fired[rows] = beyond > self.threshold * sigma
+        centre[rows] = median
+        return fired, centre
