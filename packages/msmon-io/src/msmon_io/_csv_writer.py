@@ -61,27 +61,31 @@ def csv_lines(table: Table, ndigits: int) -> str:
 
 def _cells_of_rows(table: Table, ndigits: int) -> Iterable[str]:
     """The statistics of each row, joined by commas."""
-    bulk = _bulk_lines(table, ndigits) if not table.text and table.ops else None
-    if bulk is not None:
+    number_ops = table.number_ops
+    bulk = _bulk_lines(table, number_ops, ndigits)
+    if bulk is not None and not table.text:
         return bulk
-    numbers = dict(zip(table.number_ops, zip(*table.rows(), strict=True), strict=True))
-    columns = [
-        format_column(numbers[op], op, ndigits) if op in numbers else list(map(encode_cell, table.text[op]))
-        for op in table.ops
-    ]
-    return map(",".join, zip(*columns, strict=True))
+    columns: Iterable[Iterable[str]]
+    if bulk is not None:
+        columns = zip(*[line.split(",") for line in bulk], strict=True)
+    else:
+        by_op = zip(number_ops, zip(*table.rows(), strict=True), strict=True)
+        columns = [format_column(values, op, ndigits) for op, values in by_op]
+    cells = dict(zip(number_ops, columns, strict=True))
+    cells |= {op: map(encode_cell, texts) for op, texts in table.text.items()}
+    return map(",".join, zip(*[cells[op] for op in table.ops], strict=True))
 
 
-def _bulk_lines(table: Table, ndigits: int) -> list[str] | None:
+def _bulk_lines(table: Table, number_ops: Sequence[str], ndigits: int) -> list[str] | None:
     """The rows' numbers as text, if the values are a numpy array and the digits few enough; else None."""
-    if not type(table.values).__module__.startswith("numpy"):
+    if not number_ops or not type(table.values).__module__.startswith("numpy"):
         return None
     from msmon_io._bulk_numbers import MAX_DIGITS, number_lines
 
     shape: tuple[int, ...] = table.values.shape  # type: ignore[union-attr]
-    if ndigits > MAX_DIGITS or shape != (len(table), len(table.ops)):
+    if ndigits > MAX_DIGITS or shape != (len(table), len(number_ops)):
         return None
-    return number_lines(table.values, [op in COUNT_OPS for op in table.ops], ndigits)  # type: ignore[arg-type]
+    return number_lines(table.values, [op in COUNT_OPS for op in number_ops], ndigits)  # type: ignore[arg-type]
 
 
 class CsvWriter:
