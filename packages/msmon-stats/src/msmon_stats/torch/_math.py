@@ -59,7 +59,7 @@ MATH = Math(
     where=torch.where,
     sum=_sum,
     largest=torch.amax,
-    stack=torch.stack,
+    stack=lambda tensors: torch.stack(tuple(tensors)),
     constant=_constant,
     arange=lambda stop, like: torch.arange(stop, device=like.device),
     searchsorted=lambda edges, tensor: torch.searchsorted(edges, tensor, right=True),
