@@ -33,11 +33,12 @@ from msmon_io._writers import (
 )
 
 if TYPE_CHECKING:
-    from msmon_io._parquet_writer import ParquetWriter
-    from msmon_io._tensorboard_writer import TensorBoardWriter
+    from msmon_io._parquet_writer import ParquetWriter as ParquetWriter
+    from msmon_io._tensorboard_writer import TensorBoardWriter as TensorBoardWriter
 
 __version__ = "0.1.0"
 
+# Public too, but not for `import *`, which must work without the extras: ParquetWriter and TensorBoardWriter.
 __all__ = [
     "DATA_TYPES",
     "Background",
@@ -46,10 +47,8 @@ __all__ = [
     "Losses",
     "MemoryWriter",
     "OutsideError",
-    "ParquetWriter",
     "RunDir",
     "Table",
-    "TensorBoardWriter",
     "Writer",
     "WriterContext",
     "WriterFactory",
