@@ -87,3 +87,21 @@ class Collector:
                 transfer=self._buffer.transfer(),
             )
         )
+
+
+class Nobody:
+    """The observer of a rank that is not monitored."""
+
+    def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
+        """Reads nothing."""
+        return [-1] * len(tensors)
+
+    def put(self, values: Any) -> int:
+        """Takes nothing."""
+        return -1
+
+    def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
+        """Keeps nothing."""
+
+    def step_end(self, event: StepEnd) -> None:
+        """Writes nothing."""

@@ -1,5 +1,5 @@
 """The tensors that go through collectives: what is sent, before the call; what has arrived, after it."""
 
-from msmon_hooks.torch.collectives.hooks import CollectiveHooks, CollectiveRequest
+from msmon_hooks.torch.collectives.hooks import CollectiveHooks
 
-__all__ = ["CollectiveHooks", "CollectiveRequest"]
+__all__ = ["CollectiveHooks"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -71,28 +71,27 @@ COLLECTIVES: Mapping[str, Api] = {
 }
 """Functions of ``torch.distributed``."""
 
-_ONE = Api(sent=("self",), returns=True)
-_SEVERAL = Api(sent=("self",), returns=True)
+_SELF = Api(sent=("self",), returns=True)
 
 FUNCTIONAL: Mapping[str, Api] = {
-    "all_reduce": _ONE,
-    "all_reduce_coalesced": _SEVERAL,
+    "all_reduce": _SELF,
+    "all_reduce_coalesced": _SELF,
     "broadcast": Api(sent=("self",), sender="src", returns=True),
-    "all_gather_tensor": _ONE,
-    "all_gather_tensor_autograd": _ONE,
-    "all_gather_single": _ONE,
-    "all_gather_single_autograd": _ONE,
-    "all_gather_into_tensor_coalesced": _SEVERAL,
-    "all_gather_single_coalesced": _SEVERAL,
-    "reduce_scatter_tensor": _ONE,
-    "reduce_scatter_tensor_autograd": _ONE,
-    "reduce_scatter_single": _ONE,
-    "reduce_scatter_single_autograd": _ONE,
+    "all_gather_tensor": _SELF,
+    "all_gather_tensor_autograd": _SELF,
+    "all_gather_single": _SELF,
+    "all_gather_single_autograd": _SELF,
+    "all_gather_into_tensor_coalesced": _SELF,
+    "all_gather_single_coalesced": _SELF,
+    "reduce_scatter_tensor": _SELF,
+    "reduce_scatter_tensor_autograd": _SELF,
+    "reduce_scatter_single": _SELF,
+    "reduce_scatter_single_autograd": _SELF,
     "reduce_scatter_tensor_coalesced": Api(sent=("inputs",), returns=True),
     "reduce_scatter_single_coalesced": Api(sent=("inputs",), returns=True),
-    "all_to_all_single": _ONE,
-    "all_to_all_single_autograd": _ONE,
-    "permute_tensor": _ONE,
+    "all_to_all_single": _SELF,
+    "all_to_all_single_autograd": _SELF,
+    "permute_tensor": _SELF,
 }
 """Functions of ``torch.distributed._functional_collectives``; DTensor calls them."""
 
@@ -148,24 +147,46 @@ class Call:
     def sent(self) -> Tensors:
         """The tensors that go out from this rank."""
         if self.signature.name == "batch_isend_irecv":
-            return self._point_to_point("isend")
+            tensors = [op.tensor for op in self.arguments["p2p_op_list"] if op.op.__name__ == "isend"]
+            return {0: tensors} if tensors else {}
         return self._of(self.signature.api.sent) if self._is_root(self.signature.api.sender) else {}
 
-    def received(self, result: Any) -> Tensors:
-        """The tensors that hold what has arrived. ``result``: what the function returned."""
+    def arrivals(self, returned: Any) -> Iterator[tuple[Any, Tensors]]:
+        """What fills tensors, and which: a piece of work, the result of a functional collective, or None.
+
+        Args:
+            returned: what the function returned.
+        """
         if self.signature.name == "batch_isend_irecv":
-            return self._point_to_point("irecv")
-        if self.signature.api.returns:
-            return {0: list(tensors_in(result))}
-        return self._of(self.signature.api.received) if self._is_root(self.signature.api.receiver) else {}
+            yield from self._point_to_point_arrivals(returned)
+        elif self.signature.api.returns:
+            for tensor in tensors_in(returned):
+                yield tensor, {0: [getattr(tensor, "elem", tensor)]}
+        elif self._is_root(self.signature.api.receiver):
+            received = self._of(self.signature.api.received)
+            if received:
+                yield returned, received
+
+    def all_tensors(self) -> Iterator[torch.Tensor]:
+        """Everything that is sent or filled on this rank, for descriptions."""
+        for value in self.arguments.values():
+            yield from tensors_in(value)
+        for op in self.arguments.get("p2p_op_list", ()):
+            yield op.tensor
 
     def _of(self, parameters: tuple[str, ...]) -> Tensors:
         found = {self.signature.positions[name]: list(tensors_in(self.arguments[name])) for name in parameters}
         return {position: tensors for position, tensors in found.items() if tensors}
 
-    def _point_to_point(self, kind: str) -> Tensors:
-        tensors = [op.tensor for op in self.arguments["p2p_op_list"] if op.op.__name__ == kind]
-        return {0: tensors} if tensors else {}
+    def _point_to_point_arrivals(self, works: list[Any]) -> Iterator[tuple[Any, Tensors]]:
+        ops = self.arguments["p2p_op_list"]
+        if len(works) == len(ops):
+            for op, work in zip(ops, works, strict=True):
+                if op.op.__name__ == "irecv":
+                    yield work, {0: [op.tensor]}
+        else:
+            # One piece of work for the whole batch.
+            yield works, {0: [op.tensor for op in ops if op.op.__name__ == "irecv"]}
 
     def _is_root(self, parameter: str) -> bool:
         if not parameter:
@@ -199,6 +220,3 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
-
-
-Arrived = Callable[[], None]

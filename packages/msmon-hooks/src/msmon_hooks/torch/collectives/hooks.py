@@ -8,7 +8,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import distributed
 
 from msmon_hooks._events import Observer, TensorRef
@@ -16,6 +15,7 @@ from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part, logger
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.request import CollectiveRequest
 from msmon_hooks.torch.collectives.calls import (
     COLLECTIVES,
     FUNCTIONAL,
@@ -34,18 +34,6 @@ _FRAMES = 12
 """How many frames of the stack are shown."""
 
 
-@frozen(kw_only=True)
-class CollectiveRequest:
-    """What is to be read of collectives."""
-
-    wants: Callable[[str], bool] = lambda code_line: True
-    """Whether calls that come through a place such as ``/path/train.py[120]`` are meant."""
-    inputs: bool = False
-    """Also what is sent, not only what arrives."""
-    log_only: bool = False
-    """Read nothing; say which calls there are in the first step, each with its stack, and end the program."""
-
-
 class CollectiveHooks:
     """Rows ``<function>.pre_<argument>`` and ``<function>.post_<argument>``; all calls of a step make one row."""
 
@@ -55,7 +43,7 @@ class CollectiveHooks:
         self._request = request
         self._clock = clock
         self._observer = observer
-        self._part = part
+        self.part = part
         self._coverage = coverage
         self._coalescing = Coalescing()
         self._verdicts: dict[str, bool] = {}
@@ -101,7 +89,7 @@ class CollectiveHooks:
     @property
     def wanted(self) -> bool:
         """Whether the step in flight is recorded."""
-        return self._clock.sampled and self._part.enabled
+        return self._clock.sampled and self.part.enabled
 
     def before(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """A collective is about to run; returns it if its result is to be read."""
@@ -116,22 +104,16 @@ class CollectiveHooks:
         if self._request.log_only:
             return None
         if self._request.inputs:
-            self._read(call, SENT, call.sent())
+            self.read(call, SENT, call.sent())
         return call
 
     def after(self, call: Call, returned: Any) -> None:
         """A collective has returned; what has arrived is read when it has been waited for."""
-        step = self._clock.step
-
-        def arrived() -> None:
-            if self.wanted:
-                self._part.run(self._read, call, RECEIVED, call.received(returned))
-
-        pending = self._coalescing.pending
-        if pending is not None and self._clock.step == step:
-            pending.append(arrived)
-        else:
-            after(returned, arrived)
+        for waitable, tensors in call.arrivals(returned):
+            if self._coalescing.pending is None:
+                after(waitable, _Arrived(self, call, tensors))
+            else:
+                self._coalescing.pending.append(_Arrived(self, call, tensors))
 
     def _wants(self, stack: list[str]) -> bool:
         for line in stack or _stack():
@@ -141,7 +123,8 @@ class CollectiveHooks:
                 return True
         return False
 
-    def _read(self, call: Call, side: str, tensors: Tensors) -> None:
+    def read(self, call: Call, side: str, tensors: Tensors) -> None:
+        """Read the tensors of one side of a call."""
         for argument, values in tensors.items():
             name = f"{call.signature.name}.{side}_{argument}"
             values = [_waited(value) for value in values]
@@ -165,29 +148,35 @@ class CollectiveHooks:
             self._observer.record(refs, self._observer.measure(values))
 
     def _count(self, call: Call, stack: list[str]) -> None:
-        tensors = [tensor for side in (call.sent(), call.received(None)) for each in side.values() for tensor in each]
-        dtypes = sorted({str(tensor.dtype) for tensor in tensors})
+        dtypes = sorted({str(tensor.dtype) for tensor in call.all_tensors()})
         shown = tuple(stack[:_FRAMES]) if self._request.log_only else tuple(stack[:1])
         key = (call.signature.name, ", ".join(dtypes) or "no tensor", describe_group(call.group), shown)
         self._seen[key] = self._seen.get(key, 0) + 1
 
-    def step_ends(self) -> None:
-        """Say, after the first step, which calls there were; with ``log_only`` end the program then.
-
-        Raises:
-            SystemExit: with ``log_only``, of status 0; every rank's monitor raises it after the same step.
-        """
+    def step_ends(self) -> Callable[[], None] | None:
+        """After the first step: something to call that says which calls there were."""
         waits.forget_results()
-        if self._logged or not self._clock.sampled:
-            return
+        if self._logged or not self.wanted:
+            return None
         self._logged = True
         lines = [f"collectives of step {self._clock.step}: {len(self._seen)} different calls"]
         for (name, dtypes, group, stack), count in self._seen.items():
-            lines.append(f"  {name} x{count}, {dtypes}, {group}, " + "\n      from ".join(stack))
-        logger.warning("%s", "\n".join(lines))
+            lines.append(f"  {name} x{count}, {dtypes}, {group}, from " + "\n      from ".join(stack))
         self._seen.clear()
-        if self._request.log_only:
-            raise SystemExit(0)
+        return lambda: logger.warning("%s", "\n".join(lines))
+
+
+class _Arrived:
+    """Reads tensors that a collective has filled."""
+
+    def __init__(self, hooks: CollectiveHooks, call: Call, tensors: Tensors) -> None:
+        self.hooks = hooks
+        self.call = call
+        self.tensors = tensors
+
+    def __call__(self) -> None:
+        if self.hooks.wanted:
+            self.hooks.part.run(self.hooks.read, self.call, RECEIVED, self.tensors)
 
 
 class _Observed:
@@ -199,10 +188,10 @@ class _Observed:
 
     def __call__(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks = self.hooks
-        call = hooks._part.run(hooks.before, self.signature, args, kwargs) if hooks.wanted else None
+        call = hooks.part.run(hooks.before, self.signature, args, kwargs) if hooks.wanted else None
         returned = original(*args, **kwargs)
         if call is not None:
-            hooks._part.run(hooks.after, call, returned)
+            hooks.part.run(hooks.after, call, returned)
         return returned
 
 

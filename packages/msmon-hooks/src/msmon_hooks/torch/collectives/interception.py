@@ -28,8 +28,9 @@ def _is_compiling() -> bool:
 class _Redirection:
     """The new body of one function."""
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, function: FunctionType, nested: bool) -> None:
         self.function = function
+        self.nested = nested
         self.code = function.__code__
         self.defaults = function.__defaults__
         self.listeners: list[Around] = []
@@ -44,7 +45,8 @@ class _Redirection:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         # One function of torch calls another: what the program called is what counts.
-        if getattr(_in_call, "active", False) or _is_compiling():
+        outer = getattr(_in_call, "active", False)
+        if (outer and not self.nested) or _is_compiling():
             return self.original(*args, **kwargs)
         _in_call.active = True
         try:
@@ -53,7 +55,7 @@ class _Redirection:
                 inner = _bound(around, inner)
             return inner(*args, **kwargs)
         finally:
-            _in_call.active = False
+            _in_call.active = outer
 
     def restore(self) -> None:
         if self.function.__code__ is self.body:
@@ -91,11 +93,11 @@ _redirections: dict[FunctionType, _Redirection] = {}
 _lock = threading.Lock()
 
 
-def intercept(function: FunctionType, around: Around) -> Callable[[], None]:
+def intercept(function: FunctionType, around: Around, *, nested: bool = False) -> Callable[[], None]:
     """Have calls of ``function`` go through ``around`` until the returned function is called.
 
     Several may listen; the function is itself again when the last of them has gone. Calls that ``function`` makes of
-    other intercepted functions are not observed, nor are those that ``torch.compile`` traces.
+    other intercepted functions are not observed unless those are ``nested``, nor is what ``torch.compile`` traces.
 
     Example:
         >>> def add(a, b=1): return a + b
@@ -110,7 +112,7 @@ def intercept(function: FunctionType, around: Around) -> Callable[[], None]:
     with _lock:
         redirection = _redirections.get(function)
         if redirection is None:
-            redirection = _redirections[function] = _Redirection(function)
+            redirection = _redirections[function] = _Redirection(function, nested)
         redirection.listeners.append(around)
 
     def undo() -> None:

@@ -42,7 +42,7 @@ class _Waits:
                     self._owned.patch(work, name, self._waiting)
             functional = _functional()
             if functional is not None:
-                self._owned.callback(intercept(functional.wait_tensor, self._waiting_for_result))
+                self._owned.callback(intercept(functional.wait_tensor, self._waiting_for_result, nested=True))
 
     def remove(self) -> None:
         """Give the class back when nobody listens any more."""
@@ -77,9 +77,7 @@ class _Waits:
 
         return wait
 
-    def _waiting_for_result(
-        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _waiting_for_result(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = original(*args, **kwargs)
         if self._results and args and isinstance(args[0], torch.Tensor):
             entry = self._results.pop(_storage(args[0]), None)
@@ -110,20 +108,21 @@ class Coalescing(threading.local):
             self.pending = outer
 
 
-def after(returned: Any, arrived: Arrived) -> None:
-    """Call ``arrived`` when what a collective returned has been waited for: at once, if there is nothing to wait for."""
-    works = [work for work in _listed(returned) if isinstance(work, torch.distributed.Work)]
-    results = [result for result in _listed(returned) if hasattr(result, "trigger_wait")]
+def after(waitable: Any, arrived: Arrived) -> None:
+    """Call ``arrived`` when ``waitable`` has been waited for: at once, if there is nothing to wait for.
+
+    Args:
+        waitable: what a collective returned: a piece of work or a list of them, the result of a functional
+            collective, or anything else, which means that the call was synchronous.
+    """
+    listed = list(waitable) if isinstance(waitable, list | tuple) else [waitable]
+    works = [work for work in listed if isinstance(work, torch.distributed.Work)]
     if works:
         waits.after_work(works[-1], arrived)
-    elif results:
-        waits.after_result(results[-1], arrived)
+    elif hasattr(waitable, "trigger_wait"):
+        waits.after_result(waitable, arrived)
     else:
         arrived()
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _storage(tensor: torch.Tensor) -> int:
