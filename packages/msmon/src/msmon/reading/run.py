@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-
 from msmon_io import newest_run_dirs, run_dirs
 
 from .csv_pieces import csv_pieces

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import attrs
 import numpy as np
-
 from msmon_alert.record import order_key
 
 from ..errors import UnusableRun
