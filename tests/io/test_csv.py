@@ -223,12 +223,21 @@ def test_arrays_and_lists_give_the_same_file(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(500, len(OPS))) * 10.0 ** np.arange(-3, 3)
     names = [f"layer.{i}.weight" for i in range(500)]
     texts = []
-    for form in (values, values.tolist(), np.asfortranarray(values), values.astype(np.float32).astype(np.float64)):
+    for form in (values, values.tolist(), np.asfortranarray(values)):
         with CsvWriter(tmp_path, ndigits=5) as writer:
             writer.write(table(names=names, ops=OPS, values=form))
         texts.append((tmp_path / "grad_reduced_0-0.csv").read_text())
         (tmp_path / "grad_reduced_0-0.csv").unlink()
     assert texts[0] == texts[1] == texts[2]
+
+
+def test_integers_are_numbers_too(tmp_path: Path) -> None:
+    for values in ([[0, 0], [-3, 3]], np.array([[0, 0], [-3, 3]])):
+        with CsvWriter(tmp_path) as writer:
+            writer.write(table(ops=["min", "nans"], values=values))
+        path = tmp_path / "grad_reduced_0-0.csv"
+        assert path.read_text().splitlines()[1:] == ["0,fc1.weight,0,0.0,0", "0,fc1.bias,0,-3.0,3"]
+        path.unlink()
 
 
 def test_text_files(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from msmon import __version__
 from msmon.cli import main
-from msmon.cli._commands import Command, commands
+from msmon.cli._commands import COMMANDS
 
 PLAN = {
     "wg_distribution": True,
@@ -57,7 +57,7 @@ def test_help_lists_commands_with_examples_and_exit_status(msmon):
     assert msmon() == (2, "", out)
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_each_command(msmon, name):
     status, out, err = msmon(name, "--help")
     assert (status, err) == (0, "")
@@ -86,15 +86,7 @@ def test_an_unknown_command_lists_the_known_ones(msmon):
     status, _, err = msmon("zzz")
     assert status == 2
     assert err.startswith("msmon: unknown command 'zzz', the commands are ")
-    assert "check, anomalies" in err
-
-
-def test_only_commands_whose_module_exists():
-    assert Command(name="x", summary="", module="msmon.cli.check").exists()
-    assert Command(name="x", summary="", module="msmon_alert.cli").exists()
-    assert not Command(name="x", summary="", module="msmon.cli.no_such").exists()
-    assert not Command(name="x", summary="", module="no_such_package.cli").exists()
-    assert not Command(name="x", summary="", module="msmon.cli.check.inner").exists()
+    assert "check, anomalies, show" in err
 
 
 def test_check_prints_what_would_be_monitored(msmon, tmp_path, monkeypatch):
@@ -141,6 +133,8 @@ def test_check_prints_what_would_be_monitored(msmon, tmp_path, monkeypatch):
             False,
             'actv activations of all modules, of which as specified: ""',
         ),
+        ({"targets": {"a\x1b[31m\n": {}}, "mv_distribution": True}, False, "exp_avg, exp_avg_sq optimizer moments of "
+         "the parameters of a\\x1b[31m\\n"),
         ({"targets": {f"m{i}": {} for i in range(30)}, "mg_direction": True}, False, "m19 and 10 more"),
         ({"append_output": ["Dec03_21-34-40", "Dec03_21-34-41"]}, False, "continues runs begun between "
          "Dec03_21-34-40 and Dec03_21-34-41"),
@@ -186,3 +180,17 @@ def test_anomalies_is_the_program_of_msmon_alert(msmon, tmp_path):
     assert "0:fc1.weight" in out
     assert (tmp_path / "anomaly_analyse.json").exists()
     assert msmon("anomalies", "-d", str(tmp_path), "-k", "0")[0] == 2
+
+
+@pytest.mark.parametrize(("command", "files"), [("csv2tb", "**/events*"), ("convert", "**/*.parquet")])
+def test_converters_are_those_of_msmon_io(msmon, tmp_path, command, files):
+    folder = tmp_path / "Dec03_21-34-40-rank0-3f1a9c2e"
+    folder.mkdir()
+    (folder / "grad_reduced_0-0.csv").write_text("vpp_stage,name,step,norm\n0,fc1.weight,0,1.5\n")
+    out = tmp_path / "out"
+    status, printed, err = msmon(command, str(tmp_path), "-o", str(out))
+    assert status == 0, err
+    assert str(out) in printed
+    assert list(out.glob(files))
+    assert msmon(command, str(tmp_path / "nowhere"))[0] == 1
+    assert msmon(command)[0] == 2

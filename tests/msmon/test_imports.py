@@ -51,7 +51,6 @@ assert TrainerMon is msmon.pytorch.TrainerMon
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(not hasattr(msmon_io, "csv2tensorboard_by_step"), reason="not in this msmon_io")
 def test_the_converter_is_the_one_of_msmon_io():
     assert msmon.csv2tensorboard_by_step is msmon_io.csv2tensorboard_by_step
 

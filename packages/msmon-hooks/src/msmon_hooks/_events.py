@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Protocol
 
 from attrs import frozen
@@ -18,9 +19,43 @@ DATA_TYPES = (
     "param_updated",
     "attention_hook",
     "linear_hook",
+    "moe_router_weight_hook",
+    "moe_router_logit_hook",
     "other",
 )
 """The kinds of tensor that a monitor looks at; also the first part of the names of output files."""
+
+ADAM_HISTOGRAM = "adam_histogram"
+"""The data type of histograms of Adam's update and ratio. Their handles hold counts, not statistics."""
+
+
+@frozen(slots=True)
+class Shard:
+    """Which part of a tensor lies on this rank.
+
+    Example:
+        >>> half = Shard((8, 4), (16,), "16:32")
+        >>> half.numel, half.local_numel
+        (32, 16)
+    """
+
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    local_shape: tuple[int, ...]
+    """Shape of the part; it may be flat."""
+    part: str
+    """Equal on ranks that hold the same part, different where the parts are disjoint. The parts of all ranks make up
+    the whole. Flat ranges read ``start:stop``; parts of a device mesh ``dimension:index/count``."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the whole tensor."""
+        return prod(self.shape)
+
+    @property
+    def local_numel(self) -> int:
+        """Number of elements of the part; 0 where this rank holds nothing of the tensor."""
+        return prod(self.local_shape)
 
 
 @frozen(slots=True, eq=False)
@@ -46,12 +81,15 @@ class TensorRef:
     order: tuple[int, ...]
     """Sort key of the tensor's row within its data type."""
     shape: tuple[int, ...]
+    """Shape of what was read: of the local part, where the tensor is sharded."""
     dtype: str
     """The framework's own name, for example ``torch.bfloat16``."""
     is_input: bool = False
     """Whether it is the input of a module."""
     requires_grad: bool = True
     """Whether the tensor takes part in differentiation when it is read."""
+    shard: Shard | None = None
+    """The part of the tensor that was read; None: all of it."""
 
     @property
     def key(self) -> tuple[str, int, str, int | None]:
@@ -71,6 +109,9 @@ class StepEnd:
     """Whether a loss scaler skipped the optimizer's update."""
     last_micro_step: int = 0
     """Index of the last micro-step that began, 0 where none did."""
+    skip_handle: int = -1
+    """Where only the device knows whether the update was skipped (a fused optimizer under a loss scaler): the handle
+    of one number that rides in the step's transfer, greater than 0 if it was. Else -1."""
 
 
 class Observer(Protocol):
@@ -85,6 +126,10 @@ class Observer(Protocol):
 
         ``scale`` is a number or a 0-d tensor by which the values were multiplied (loss scaling).
         """
+
+    def put(self, values: Any) -> int:
+        """Take numbers that were computed on the device (a tensor of one dimension): the handle of the first 8 of
+        them, the next 8 under the next handle, and so on."""
 
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
         """Say what was read. A later record with the same :attr:`TensorRef.key` replaces an earlier one."""

@@ -55,6 +55,10 @@ class Coverage:
         with self._lock:
             self._notes[text] = None
 
+    def part_failed(self, part: str, reason: str) -> None:
+        """What a :class:`~msmon_hooks.Part` calls when it is switched off."""
+        self.note(f"{part}: switched off after {reason}")
+
     def skipped_step(self, step: int) -> None:
         """A step whose update the loss scaler skipped."""
         with self._lock:

@@ -82,7 +82,8 @@ class Targets:
             return True
         parts = name.split(".")
         above = [".".join(parts[:end]) for end in range(len(parts), -1, -1)]
-        return any([self._find(stage, prefix) is not None for prefix in above])
+        # All of them are looked up, so that every configured name that matches is known to have matched.
+        return any([self._find(stage, prefix) is not None for prefix in above])  # noqa: C419
 
     def unmatched(self, names: Iterable[str]) -> dict[str, list[str]]:
         """The configured names that matched nothing so far, each with the nearest of ``names``."""

@@ -19,7 +19,7 @@ from msmon_io._conversion import (
     run_conversion,
     split,
 )
-from msmon_io._csv_reader import first_step_of, read_csv
+from msmon_io._csv_reader import HeaderError, first_step_of, read_csv
 from msmon_io._files import PathLike
 from msmon_io._workers import Message
 
@@ -103,6 +103,7 @@ def convert_piece(
 
     run = os.path.basename(run_dir)
     part = _Part(run=run, rank=rank, data_type=data_type, data_set=Path(data_set))
+    on_broken = reporter(report)
     rows = 0
     for path in files:
         whole = read_arrow(path, run)
@@ -111,11 +112,11 @@ def convert_piece(
             rows += whole.num_rows
         else:
             try:
-                for table in read_csv(path, on_broken=reporter(report)):
+                for table in read_csv(path, on_broken=on_broken):
                     part.add(table.step, to_arrow(table, run))
                     rows += len(table)
-            except ValueError as error:
-                report({"path": path, "line": 1, "reason": f"{error}; the file is passed over"})
+            except HeaderError as error:
+                on_broken(error.broken)
         report({"bytes": os.path.getsize(path)})
     part.write()
     return {"rows": rows}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msmon_io._conversion import (
     check_data_types,
@@ -17,14 +18,18 @@ from msmon_io._conversion import (
     run_conversion,
     split,
 )
-from msmon_io._csv_reader import read_rows
+from msmon_io._csv_reader import Header, HeaderError, Row, read_rows
 from msmon_io._files import PathLike
 from msmon_io._run_dirs import format_stamp
 from msmon_io._workers import Message
 
+if TYPE_CHECKING:
+    from msmon_io._event_file import EventFile
+
 MADE_BY = "csv2tensorboard_by_step"
 # Written to disk in portions of about this size, so that memory does not grow with the files.
 _PORTION_BYTES = 1 << 20
+_POINTS_AT_ONCE = 4096
 
 
 def csv2tensorboard_by_step(
@@ -81,37 +86,41 @@ def csv2tensorboard_by_step(
 
 def convert_piece(*, report: Callable[[Message], None], files: Sequence[str], event_file: str, root: str) -> Message:
     """Convert consecutive files of one rank and data type into one event file."""
-    from msmon_io._event_file import EventFile, safe_tag
+    from msmon_io._event_file import EventFile
 
     out = EventFile(Path(event_file), root=root)
     on_broken = reporter(report)
-    tags: dict[tuple[int, str, int], list[str]] = {}
-    rows_done = 0
+    done = 0
     for path in files:
         try:
             header, rows = read_rows(path, on_broken=on_broken)
-        except ValueError as error:
-            report({"path": path, "line": 1, "reason": f"{error}; the file is passed over"})
-            continue
-        ops = header.number_ops
-        tags.clear()
-        step = 0
-        scalars: list[tuple[str, float]] = []
-        for stage, name, row_step, micro_step, numbers, _ in rows:
-            if row_step != step or len(scalars) > 4096:
-                out.add_scalars(step, scalars)
-                step, scalars = row_step, []
-                if out.pending_bytes > _PORTION_BYTES:
-                    out.flush()
-            key = (stage, name, micro_step)
-            row_tags = tags.get(key)
-            if row_tags is None:
-                micro = f":micro{micro_step}" if header.has_micro_step else ""
-                start = safe_tag(f"vp{stage}:{name}{micro}")
-                row_tags = tags[key] = [f"{start}/{op}" for op in ops]
-            scalars += zip(row_tags, numbers, strict=True)
-            rows_done += 1
-        out.add_scalars(step, scalars)
+        except HeaderError as error:
+            on_broken(error.broken)
+        else:
+            done += _convert_rows(out, header, rows)
         report({"bytes": os.path.getsize(path)})
     out.flush()
-    return {"rows": rows_done}
+    return {"rows": done}
+
+
+def _convert_rows(out: EventFile, header: Header, rows: Iterator[Row]) -> int:
+    from msmon_io._event_file import safe_tag
+
+    tags: dict[tuple[int, str, int], list[str]] = {}
+    done = step = 0
+    scalars: list[tuple[str, float]] = []
+    for stage, name, row_step, micro_step, numbers, _ in rows:
+        if row_step != step or len(scalars) >= _POINTS_AT_ONCE:
+            out.add_scalars(step, scalars)
+            step, scalars = row_step, []
+            if out.pending_bytes > _PORTION_BYTES:
+                out.flush()
+        key = (stage, name, micro_step)
+        row_tags = tags.get(key)
+        if row_tags is None:
+            start = safe_tag(f"vp{stage}:{name}:micro{micro_step}" if header.has_micro_step else f"vp{stage}:{name}")
+            row_tags = tags[key] = [f"{start}/{op}" for op in header.number_ops]
+        scalars += zip(row_tags, numbers, strict=True)
+        done += 1
+    out.add_scalars(step, scalars)
+    return done

@@ -26,11 +26,20 @@ class BrokenLine:
 
     path: Path
     line: int
-    """Counted from 1, the header is line 1."""
+    """Counted from 1, the header is line 1. A broken header means that the file is passed over."""
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.reason}; the line is passed over"
+        what = "file" if self.line == 1 else "line"
+        return f"{self.path}:{self.line}: {self.reason}; the {what} is passed over"
+
+
+class HeaderError(ValueError):
+    """The first line of a file is no header of ours."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.broken = BrokenLine(path=path, line=1, reason=reason)
 
 
 def warn_broken(broken: BrokenLine) -> None:
@@ -110,7 +119,7 @@ def read_rows(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_
     """The columns and the rows of one file; as :func:`read_csv`, for those who need no tables.
 
     Raises:
-        ValueError: the first line is no header of ours.
+        HeaderError: a ValueError; the first line is no header of ours.
         OSError: the file cannot be read.
     """
     path = Path(path)
@@ -122,7 +131,7 @@ def read_rows(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_
         header = parse_header(first.rstrip("\r\n"))
     except ValueError as error:
         file.close()
-        raise ValueError(f"{path}: {error}") from None
+        raise HeaderError(path, str(error)) from None
     return header, _rows(path, file, header, on_broken)
 
 
@@ -178,7 +187,7 @@ def read_csv(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_b
             without a line end, since a killed process may have left half a number there.
 
     Raises:
-        ValueError: the first line is no header of ours.
+        HeaderError: a ValueError; the first line is no header of ours.
         OSError: the file cannot be read.
     """
     data_type = data_type_of(path) or Path(path).stem

@@ -50,8 +50,8 @@ def _masked_crc(data: bytes) -> bytes:
 def event_file_name(number: int | None = None) -> str:
     """A name that TensorBoard takes for an event file. In one directory it reads the files in the order of names."""
     host = socket.gethostname().replace(os.sep, "_")
-    last = f"{next(_counter)}" if number is None else f"{number:05}"
-    return f"events.out.tfevents.{int(time.time()):010}.{host}.{os.getpid()}.{last}"
+    number = next(_counter) if number is None else number
+    return f"events.out.tfevents.{int(time.time()):010}.{host}.{os.getpid()}.{number:05}"
 
 
 class EventFile:

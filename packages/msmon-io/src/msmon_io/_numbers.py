@@ -38,8 +38,8 @@ def format_column(values: Sequence[float], op: str, ndigits: int) -> list[str]:
     """The cells of one column."""
     if op in COUNT_OPS:
         return ["0" if value == 0 else format_count(value) for value in values]
-    if not 1 < ndigits <= 15:
-        return [format_number(value, ndigits) for value in values]
-    # With 2 to 15 digits this spelling is the same text as repr's, without the way back to a float.
-    spec = f".{ndigits}"
-    return [format(value, spec) if -1.0 < value < 1.0 else format_number(value, ndigits) for value in values]
+    # With 2 to 15 digits `format` gives the same text as the way over `repr`, sooner; it wants floats, not integers.
+    if 1 < ndigits <= 15 and all(type(value) is float for value in values):
+        spec = f".{ndigits}"
+        return [format(value, spec) if -1.0 < value < 1.0 else format_number(value, ndigits) for value in values]
+    return [format_number(value, ndigits) for value in values]

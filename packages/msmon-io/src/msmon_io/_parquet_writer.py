@@ -94,6 +94,8 @@ class _OpenFile:
     tables: list[pa.Table] = field(factory=list)
     rows: int = 0
     unwritten: int = 0
+    has_news: bool = False
+    """Rows came since the last try to write it."""
 
 
 class ParquetWriter:
@@ -148,10 +150,12 @@ class ParquetWriter:
         file.tables.append(rows)
         file.rows += len(table)
         file.unwritten += len(table)
+        file.has_news = True
 
     def _write_file(self, file: _OpenFile, *, is_last_try: bool = False) -> None:
-        if not file.unwritten:
+        if not file.unwritten or not (file.has_news or is_last_try):
             return
+        file.has_news = False
         try:
             write_part(file.path, file.tables, root=self._root)
             file.unwritten = 0

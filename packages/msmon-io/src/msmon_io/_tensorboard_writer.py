@@ -44,18 +44,16 @@ class TensorBoardWriter:
             self._step = table.step
         suffixes = [f"/rank{self.rank}/{table.data_type}_{op}" for op in table.number_ops]
         try:
-            rows = table.rows()
+            scalars = (
+                (tag + suffix, value)
+                for tag, row in zip(map(safe_tag, table.tags()), table.rows(), strict=True)
+                for suffix, value in zip(suffixes, row, strict=True)
+            )
+            self._file.add_scalars(table.step, scalars)
         except (TypeError, ValueError) as error:
             self.losses.add(len(table), error, f"{table.data_type} of step {table.step}")
-            return
-        tags = map(safe_tag, table.tags())
-        scalars = (
-            (tag + suffix, value)
-            for tag, row in zip(tags, rows, strict=True)
-            for suffix, value in zip(suffixes, row, strict=True)
-        )
-        self._file.add_scalars(table.step, scalars)
-        self._rows += len(table)
+        else:
+            self._rows += len(table)
 
     def add_heat_map(self, step: int, *, tag: str, kind: str, counts: Sequence[float]) -> None:
         """Show a histogram as the newest column of a picture, ``{tag}/rank{r}/{kind}``.

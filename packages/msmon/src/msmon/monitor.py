@@ -56,6 +56,8 @@ class BaseTrainerMon(ABC):
             logger.warning("%s: %s", self._config.source, warning)
         self._report_unsupported()
         self._process_group = process_group
+        self._dp_group: Any = None
+        self._tp_group: Any = None
         self._main_grad = params_have_main_grad
         self._ops = tuple(self._config.ops)
         self._rank = self._find_rank()
@@ -77,6 +79,10 @@ class BaseTrainerMon(ABC):
     def _find_world_size(self) -> int:
         """How many processes train."""
 
+    def _group_ranks(self, group: Any) -> Sequence[int]:
+        """The ranks of a process group that the script passed, in its order; without one, this rank alone."""
+        return [self._rank]
+
     @abstractmethod
     def _find_models(self, model: Any) -> Sequence[Any]:
         """The model chunks, or TypeError that names the argument."""
@@ -89,7 +95,7 @@ class BaseTrainerMon(ABC):
     def _attach(
         self, models: Sequence[Any], optimizer: Any, targets: Targets, clock: Clock, observer: Any, coverage: Coverage
     ) -> Any:
-        """Hook the models and the optimizer; the result has ``close``, ``retire``, ``weights`` and ``engine``."""
+        """Hook the models and the optimizer; the result has ``close``, ``retire``, ``describe`` and ``engine``."""
 
     # The documented API
 
@@ -127,6 +133,7 @@ class BaseTrainerMon(ABC):
             self._detach()
         if not self._active:
             return
+        self._dp_group, self._tp_group = dp_group, tp_group
         config = self._config
         self._clock = Clock(
             start_iteration=start_iteration,
@@ -146,7 +153,7 @@ class BaseTrainerMon(ABC):
             self._finish.detach()
             raise
         pipeline.run_info["engine"] = self._attachment.engine
-        pipeline.run_info["tensors"] = [weight.describe() for weight in self._attachment.weights]
+        pipeline.run_info["tensors"] = self._attachment.describe()
         pipeline.begin()
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
@@ -206,6 +213,12 @@ class BaseTrainerMon(ABC):
 
     def _make_pipeline(self, coverage: Coverage) -> Pipeline:
         config = self._config
+        stages = self._group_ranks(self._process_group)
+        stage = stages.index(self._rank) if self._rank in stages else 0
+        info = run_info(config, framework=self.framework, rank=self._rank, world_size=self._find_world_size())
+        info["pp_stage"] = stage
+        groups = {"pipeline": self._process_group, "data": self._dp_group, "tensor": self._tp_group}
+        info["parallel"] = {name: list(self._group_ranks(group)) for name, group in groups.items()}
         alerts = None
         if config.alert.rules:
             alerts = Alerts(
@@ -213,6 +226,8 @@ class BaseTrainerMon(ABC):
                 rank=self._rank,
                 directory=self._output_dir / "anomaly_detected" / f"rank{self._rank}",
                 append=bool(config.append_output),
+                pp_stage=stage,
+                group_mates=stages,
             )
         return Pipeline(
             rank=self._rank,
@@ -221,11 +236,12 @@ class BaseTrainerMon(ABC):
             alerts=alerts,
             coverage=coverage,
             run_dir=self._run_dir,
-            run_info=run_info(config, framework=self.framework, rank=self._rank, world_size=self._find_world_size()),
+            run_info=info,
         )
 
     def _on_step(self, collected: CollectedStep) -> None:
-        assert self._pipeline is not None and self._clock is not None
+        assert self._pipeline is not None
+        assert self._clock is not None
         self._pipeline.submit(collected)
         if self._clock.exhausted and self._attachment is not None:
             self._attachment.retire()
@@ -246,9 +262,9 @@ class BaseTrainerMon(ABC):
             metrics.append(
                 {
                     f"{weight.vpp_stage}:{weight.name}/rank{self._rank}/{data_type}": {
-                        op: _texts(weight)[op] if op in TEXT_OPS else values[op] for op in self._ops
+                        op: _texts(gradient)[op] if op in TEXT_OPS else values[op] for op in self._ops
                     }
-                    for weight, values in zip(weights, statistics, strict=True)
+                    for weight, gradient, values in zip(weights, gradients, statistics, strict=True)
                 }
             )
         return metrics[0], metrics[1]
@@ -271,9 +287,8 @@ def _not_yet(config: Config) -> Mapping[str, bool]:
     }
 
 
-def _texts(weight: Any) -> dict[str, str]:
-    description = weight.describe()
-    return {"shape": str(description["shape"]), "dtype": description["dtype"]}
+def _texts(tensor: Any) -> dict[str, str]:
+    return {"shape": str(list(tensor.shape)), "dtype": str(tensor.dtype)}
 
 
 def _targets(config: Config) -> Targets:

@@ -29,6 +29,7 @@ def run_info(config: Config, *, framework: str, rank: int, world_size: int) -> d
         "rank": rank,
         "world_size": world_size,
         "pp_stage": 0,
+        "parallel": {},
         "gradients_unscaled": True,
         "config": config.to_dict(),
         "tensors": [],

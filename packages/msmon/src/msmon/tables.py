@@ -30,11 +30,9 @@ def split_rows(
     count = np.zeros(len(refs))
     readable = handles >= 0
     count[readable] = matrix[handles[readable], 0]
-    kept = np.flatnonzero(count > 0)
-    left_out = [
-        Row(ref=refs[index], reason="type not supported" if handles[index] < 0 else "empty")
-        for index in np.flatnonzero(count <= 0)
-    ]
+    kept: list[int] = np.flatnonzero(count > 0).tolist()
+    empty: list[int] = np.flatnonzero(count <= 0).tolist()
+    left_out = [Row(ref=refs[index], reason="type not supported" if handles[index] < 0 else "empty") for index in empty]
     return [refs[index] for index in kept], matrix[handles[kept]], left_out
 
 

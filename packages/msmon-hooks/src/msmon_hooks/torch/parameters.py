@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import field, frozen
@@ -25,17 +24,6 @@ class Weight:
     parameter: nn.Parameter = field(repr=False)
     aliases: tuple[str, ...] = ()
     """Further names of a tied parameter."""
-
-    def describe(self) -> dict[str, Any]:
-        """The entry in ``run.json``: name, shape, dtype and number of elements."""
-        return {
-            "name": self.name,
-            "vpp_stage": self.vpp_stage,
-            "shape": list(self.parameter.shape),
-            "dtype": str(self.parameter.dtype),
-            "numel": self.parameter.numel(),
-            "aliases": list(self.aliases),
-        }
 
 
 def named_weights(models: Sequence[nn.Module]) -> list[Weight]:
@@ -60,17 +48,19 @@ def named_weights(models: Sequence[nn.Module]) -> list[Weight]:
 
 
 def split_by_request(
-    weights: Sequence[Weight], targets: Targets, optimizer: Any
+    weights: Sequence[Weight], targets: Targets, trains: Callable[[Weight], bool]
 ) -> tuple[list[Weight], list[tuple[Weight, str]]]:
-    """The weights to monitor, and those left out although they were asked for, each with the reason."""
-    owned = {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
+    """The weights to monitor, and those left out although they were asked for, each with the reason.
+
+    ``trains`` says whether the optimizer updates a weight.
+    """
     taken: list[Weight] = []
     left_out: list[tuple[Weight, str]] = []
     for weight in weights:
         wanted = [targets.parameter(weight.vpp_stage, name) for name in (weight.name, *weight.aliases)]
         if not any(wanted):
             continue
-        if owned and id(weight.parameter) not in owned:
+        if not trains(weight):
             frozen_ = not weight.parameter.requires_grad
             left_out.append((weight, "frozen" if frozen_ else "not in the optimizer that was given"))
         else:

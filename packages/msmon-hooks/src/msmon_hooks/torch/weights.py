@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Sequence
-from itertools import compress
 from typing import Any
 
 import torch
 from attrs import frozen
 
-from msmon_hooks._events import Observer, TensorRef
+from msmon_hooks._events import Observer, Shard, TensorRef
+from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Part, logger
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.source import GradientSource
-from msmon_hooks.torch.measured import Measured
+from msmon_hooks.torch.loss_scale import LossScale
+from msmon_hooks.torch.measured import Measured, dtype_name
+from msmon_hooks.torch.mesh_shards import local_part
 from msmon_hooks.torch.parameters import Weight
+
+_MISSING = {
+    "grad_unreduced": "no gradient",
+    "grad_reduced": "no gradient",
+    "exp_avg": "not updated before a recorded step",
+    "exp_avg_sq": "not updated before a recorded step",
+    "param_origin": "no optimizer step was seen",
+    "param_updated": "no optimizer step was seen",
+}
 
 
 @frozen(kw_only=True)
@@ -41,6 +54,7 @@ class WeightHooks:
         coverage: Coverage,
         parts: WeightParts,
         each_micro_step: bool,
+        loss_scale: LossScale,
     ) -> None:
         self.weights = weights
         self._source = source
@@ -52,36 +66,89 @@ class WeightHooks:
         self._measured = Measured()
         self._unhooked: list[Weight] = []
         self._registrations: Registrations | None = None
+        self._shards: dict[tuple[str, int], Shard | None] = {}
+        self._written: dict[str, list[Weight]] = {}
+        self._completed: tuple[int, int] | None = None
+        self._loss_scale = loss_scale
+        self._refs = RefCache()
+        self._accumulations: Counter[int] = Counter()
+        self._unreduced: set[int] = set()
+        self._moments_known = False
+        if each_micro_step and not source.each_micro_step and parts.gradients is not None:
+            text = f"monitor_mbs_grad: not with {source.engine}, which keeps no gradient of each micro-step"
+            logger.warning("%s; grad_unreduced is recorded once a step", text)
+            coverage.note(text)
 
     def attach(self, registrations: Registrations) -> None:
-        """Hook the parameters' gradients and write down what is expected."""
+        """Hook the parameters' gradients, and write down what is expected of this rank."""
         self._registrations = registrations
+        for data_type in self._data_types():
+            self._shards |= {(data_type, w.index): self._source.shard(w, data_type) for w in self.weights}
+            self._written[data_type] = [w for w in self.weights if self._writes(w, data_type)]
+            self._expect(data_type)
         if self._parts.gradients is not None:
-            self._source.attach(self.weights, self._ready, registrations)
+            self._source.attach(self._written["grad_unreduced"], _Ready(self), registrations)
             self._unhooked = [weight for weight in self.weights if not weight.parameter.requires_grad]
-            self._expect(("grad_unreduced", "grad_reduced"), "no gradient")
-        if self._parts.moments is not None:
-            self._expect(("exp_avg", "exp_avg_sq"), "the optimizer keeps no such state")
-        if self._parts.weights is not None:
-            self._expect(("param_origin", "param_updated"), "no optimizer step was seen")
 
-    def _expect(self, data_types: tuple[str, ...], reason: str) -> None:
-        for weight in self.weights:
-            why = reason if weight.parameter.requires_grad else "frozen"
-            for data_type in data_types:
-                self._coverage.expect(data_type, weight.name, why)
+    def _data_types(self) -> list[str]:
+        parts = self._parts
+        return [
+            *(("grad_unreduced", "grad_reduced") if parts.gradients is not None else ()),
+            *(("exp_avg", "exp_avg_sq") if parts.moments is not None else ()),
+            *(("param_origin", "param_updated") if parts.weights is not None else ()),
+        ]
 
-    def _ready(self, weight: Weight, gradient: torch.Tensor, micro_step: int | None = None, scale: Any = None) -> None:
-        """A backward has completed the gradient of a parameter.
+    def _writes(self, weight: Weight, data_type: str) -> bool:
+        shard = self._shards[data_type, weight.index]
+        return (shard is None or shard.local_numel > 0) and self._source.writes(weight, data_type)
 
-        ``micro_step``: where the engine knows better than the clock; ``scale``: what the values are multiplied by.
-        """
+    def _expect(self, data_type: str) -> None:
+        for weight in self._written[data_type]:
+            reason = _MISSING[data_type] if weight.parameter.requires_grad else "frozen"
+            self._coverage.expect(data_type, weight.name, reason)
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether gradients of the step in flight are read."""
         part = self._parts.gradients
-        if part is None or not self._clock.sampled or not part.enabled:
+        return part is not None and self._clock.sampled and part.enabled
+
+    def gradient_ready(
+        self, weight: Weight, gradient: torch.Tensor, micro_step: int | None, scale: Any, complete: bool
+    ) -> None:
+        """A backward has completed the gradient of a parameter; see :class:`OnReady`."""
+        part = self._parts.gradients
+        if part is None or not self.wants_gradients:
             return
-        micro_step = self._clock.micro_step if micro_step is None else micro_step
-        if self._each_micro_step or micro_step == self._clock.grad_acc_steps - 1:
-            part.run(self._read, "grad_unreduced", [weight], [gradient], micro_step=micro_step, scale=scale)
+        if micro_step is None:
+            micro_step = self._running_micro_step(weight)
+        if complete and not self._each_micro_step:
+            self._note_completion(micro_step)
+        if self._each_micro_step or complete or micro_step == self._clock.grad_acc_steps - 1:
+            # Where the gradient is reduced later, what is read here must not stand for the reduced one.
+            reuse = not self._source.reduces
+            scale = self._loss_scale.of(gradient) if scale is None else scale
+            self._unreduced.add(weight.index)
+            part.run(
+                self._read, "grad_unreduced", [weight], [gradient], reuse=reuse, micro_step=micro_step, scale=scale
+            )
+
+    def _running_micro_step(self, weight: Weight) -> int:
+        """The micro-step whose backward runs. Where no forward of the root was seen (it may be compiled with its
+        hooks), every backward that reaches the parameter is one."""
+        if self._clock.in_step:
+            return self._clock.backward_micro_step
+        self._accumulations[weight.index] += 1
+        return self._accumulations[weight.index] - 1
+
+    def _note_completion(self, micro_step: int) -> None:
+        now = (self._clock.step, micro_step)
+        if self._completed is not None and self._completed[0] == now[0] and self._completed[1] != micro_step:
+            self._coverage.note(
+                "grad_unreduced: gradients are reduced after every micro-step, so the sum over micro-steps before the "
+                "reduction does not exist; what the last micro-step's reduction was given is recorded"
+            )
+        self._completed = now
 
     def step_begins(self) -> None:
         """Read what stands before the update, except gradients, which a closure may yet have to compute."""
@@ -99,41 +166,72 @@ class WeightHooks:
         if self._clock.sampled and self._parts.gradients is not None:
             self._parts.gradients.run(self._read_gradients)
 
-    def step_ends(self) -> None:
-        """Read what stands after the update."""
-        if self._clock.sampled and self._parts.weights is not None:
+    def step_ends(self, *, skipped: bool = False) -> None:
+        """Read what stands after the update. ``skipped``: there was none."""
+        if self._clock.sampled and self._parts.weights is not None and not skipped:
             self._parts.weights.run(self._read_weights, "param_updated")
+        if self._parts.moments is not None and not self._moments_known and not skipped:
+            self._moments_known = True
+            self._parts.moments.run(self._note_moments)
         self._measured.clear()
+        self._accumulations.clear()
+        self._unreduced.clear()
+        self._source.step_ends()
 
     def current_gradients(self) -> list[tuple[Weight, torch.Tensor]]:
         """The gradients that the optimizer would consume now."""
-        found = ((weight, self._source.reduced(weight)) for weight in self.weights)
+        found = ((weight, self._source.reduced(weight)) for weight in self._written["grad_reduced"])
         return [(weight, gradient) for weight, gradient in found if gradient is not None]
 
     def _read_gradients(self) -> None:
         present = self.current_gradients()
-        weights = [weight for weight, _ in present]
-        gradients = [gradient for _, gradient in present]
+        weights, gradients = _columns(present)
         scale = self._source.scale()
-        if not self._each_micro_step and not self._clock.in_last_micro_step and self._source.reads_grad_at_step:
-            # The accumulation ended at another micro-step than announced: what backward left is still there.
+        scale = self._loss_scale.at_step() if scale is None else scale
+        if not self._each_micro_step and not self._clock.in_last_micro_step:
+            self._read_early(weights, gradients, scale)
+        elif self._source.reads_grad_at_step:
+            # Gradients that no backward accumulated: the program assigned them.
+            rest = [entry for entry in present if entry[0].index not in self._unreduced]
+            micro_step = self._clock.micro_step
+            self._read("grad_unreduced", *_columns(rest), micro_step=micro_step, scale=scale)
+        self._read("grad_reduced", weights, gradients, scale=scale)
+
+    def _read_early(self, weights: list[Weight], gradients: list[torch.Tensor], scale: Any) -> None:
+        """The accumulation ended at another micro-step than announced."""
+        if self._source.reads_grad_at_step:
+            # What backward left is still there.
             self._read("grad_unreduced", weights, gradients, scale=scale)
-        written = [self._source.writes_reduced(weight) for weight in weights]
-        self._read("grad_reduced", list(compress(weights, written)), list(compress(gradients, written)), scale=scale)
+        elif self._completed is None or self._completed[0] != self._clock.step:
+            self._coverage.note(
+                "grad_unreduced: missing in steps whose accumulation ended at another micro-step than grad_acc_steps "
+                f"({self._clock.grad_acc_steps}) says"
+            )
 
     def _read_moments(self) -> None:
         found: dict[str, list[tuple[Weight, torch.Tensor]]] = {"exp_avg": [], "exp_avg_sq": []}
+        written = {name: set(self._written[name]) for name in found}
         for weight in self.weights:
             for name, value in self._source.moments(weight).items():
-                found[name].append((weight, value))
+                if weight in written[name]:
+                    found[name].append((weight, value))
         for name, entries in found.items():
-            self._read(name, [weight for weight, _ in entries], [value for _, value in entries])
+            self._read(name, *_columns(entries))
+
+    def _note_moments(self) -> None:
+        """An optimizer without moments of a kind: said once, instead of missing tensors."""
+        kept = {name for weight in self.weights for name in self._source.moments(weight)}
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name not in kept and self._written[name]:
+                self._coverage.note(f"{name}: {type(self._source.optimizer).__name__} keeps no such state")
+                for weight in self._written[name]:
+                    self._coverage.withdraw(name, weight.name)
 
     def _read_weights(self, data_type: str) -> None:
-        trained = [weight for weight in self.weights if weight.parameter.requires_grad]
+        trained = [weight for weight in self._written[data_type] if weight.parameter.requires_grad]
         held = [(weight, value) for weight in trained if (value := self._source.value(weight)) is not None]
         # Weights may be written to in ways that no version counter sees (``param.data``): always read anew.
-        self._read(data_type, [weight for weight, _ in held], [value for _, value in held], reuse=False)
+        self._read(data_type, *_columns(held), reuse=False)
 
     def _read(
         self,
@@ -161,15 +259,16 @@ class WeightHooks:
     def _ref(self, data_type: str, weight: Weight, tensor: torch.Tensor, micro_step: int | None) -> TensorRef:
         call_id = self._clock.next_call_id()
         in_backward = data_type == "grad_unreduced"
-        return TensorRef(
-            data_type=data_type,
-            name=weight.name,
-            vpp_stage=weight.vpp_stage,
-            micro_step=micro_step if in_backward and self._each_micro_step else None,
-            call_id=call_id,
-            order=(call_id if in_backward else weight.index,),
-            shape=tuple(tensor.shape),
-            dtype=str(tensor.dtype),
+        return self._refs.ref(
+            data_type,
+            weight.name,
+            weight.vpp_stage,
+            micro_step if in_backward and self._each_micro_step else None,
+            call_id,
+            (call_id if in_backward else weight.index,),
+            local_part(tensor).shape,
+            dtype_name(tensor.dtype),
+            shard=self._shards[data_type, weight.index],
         )
 
     def _hook_unfrozen(self) -> None:
@@ -178,4 +277,32 @@ class WeightHooks:
         unfrozen = [weight for weight in self._unhooked if weight.parameter.requires_grad]
         if unfrozen and part is not None and registrations is not None:
             self._unhooked = [weight for weight in self._unhooked if weight not in unfrozen]
-            part.run(self._source.attach, unfrozen, self._ready, registrations)
+            part.run(self._source.attach, unfrozen, _Ready(self), registrations)
+
+
+def _columns(entries: Sequence[tuple[Weight, torch.Tensor]]) -> tuple[list[Weight], list[torch.Tensor]]:
+    return [weight for weight, _ in entries], [tensor for _, tensor in entries]
+
+
+class _Ready:
+    """What a gradient source calls. Hooks of parameters hold it, so it must not lead back to the parameters."""
+
+    def __init__(self, hooks: WeightHooks) -> None:
+        self._hooks = weakref.ref(hooks)
+
+    @property
+    def wanted(self) -> bool:
+        hooks = self._hooks()
+        return hooks is not None and hooks.wants_gradients
+
+    def __call__(
+        self,
+        weight: Weight,
+        gradient: torch.Tensor,
+        micro_step: int | None = None,
+        scale: Any = None,
+        complete: bool = False,
+    ) -> None:
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.gradient_ready(weight, gradient, micro_step, scale, complete)

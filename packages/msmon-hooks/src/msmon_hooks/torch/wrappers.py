@@ -13,8 +13,18 @@ _MODEL_WRAPPERS = frozenset(
 _INNER = ("_orig_mod", "module")
 
 
+def is_a(value: object, *names: str) -> bool:
+    """Whether a class of one of these names is among the classes of ``value``; imports nothing to find out.
+
+    Example:
+        >>> is_a(nn.Linear(2, 2), "Module")
+        True
+    """
+    return any(cls.__name__ in names for cls in type(value).__mro__)
+
+
 def _is_wrapper(module: nn.Module) -> bool:
-    return any(cls.__name__ in _MODEL_WRAPPERS for cls in type(module).__mro__)
+    return is_a(module, *_MODEL_WRAPPERS)
 
 
 def wrapper_prefix(model: nn.Module) -> str:
@@ -34,8 +44,14 @@ def wrapper_prefix(model: nn.Module) -> str:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """The object whose ``step`` updates the weights: what accelerate and similar wrappers hold in ``optimizer``."""
+    """The object whose ``step`` is a step of the training: what accelerate and similar wrappers hold in ``optimizer``.
+
+    The optimizers of DeepSpeed and Megatron hold one too, but call its ``step`` several times a step, or not at all
+    when they skip one.
+    """
     while not hasattr(optimizer, "register_step_pre_hook") and hasattr(optimizer, "optimizer"):
+        if is_a(optimizer, "DeepSpeedOptimizer", "MegatronOptimizer"):
+            break
         inner = optimizer.optimizer
         if not hasattr(inner, "step") or inner is optimizer:
             break

@@ -50,6 +50,13 @@ class Element:
     """Of integers."""
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of a stored value."""
+        if isinstance(self.storage, ir.IntType):
+            return int(self.storage.width) // 8
+        return {HALF: 2, F32: 4, F64: 8}[self.storage]
+
+    @property
     def integer(self) -> bool:
         return isinstance(self.storage, ir.IntType) and self is not ELEMENTS["bfloat16"]
 
@@ -95,8 +102,7 @@ class _Block:
         """Values ``index .. index + lanes`` in the precision of comparison."""
         builder, element = self.builder, self.element
         pointer = builder.bitcast(builder.gep(data, [index]), vector(element.storage, lanes).as_pointer())
-        size = 1 if element.storage == I8 else {HALF: 2, I16: 2, F32: 4, I32: 4}.get(element.storage, 8)
-        value = builder.load(pointer, align=size)
+        value = builder.load(pointer, align=element.itemsize)
         target = vector(element.compare, lanes)
         if element is ELEMENTS["bfloat16"]:
             # bfloat16 is the upper half of a float32.
@@ -142,7 +148,7 @@ class _Block:
     def combiners(self) -> list[Any]:
         builder = self.builder
         combiners = [self.lower, self.higher, builder.add, builder.fadd, builder.fadd]
-        return combiners + [builder.add, builder.add] if self.careful else combiners
+        return [*combiners, builder.add, builder.add] if self.careful else combiners
 
 
 def _build_block(module: ir.Module, name: str, element: Element, lanes: int, careful: bool) -> Any:

@@ -18,7 +18,7 @@ from msmon_stats.cpu._row import ELEMENTS
 # microseconds and keeps the interpreter lock: giving it up could cost a whole switch interval.
 ALONE = 1 << 17
 
-_ITEMSIZE = {name: int(name.strip("bfloatuint")) // 8 for name in ELEMENTS}
+_ITEMSIZE = {name: element.itemsize for name, element in ELEMENTS.items()}
 _ROW_ARGUMENTS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p)
 _short_rows: dict[str, Any] = {}
 _jobs: dict[str, Any] = {}

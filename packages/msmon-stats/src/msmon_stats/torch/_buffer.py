@@ -86,7 +86,7 @@ class PartialBuffer:
         """The short way for contiguous tensors in the memory of the host; None for others."""
         if len(tensors) == 1:
             tensor = tensors[0]
-            dtype = self._host.plain(tensor)
+            dtype = self._host.plain_on_host(tensor)
             if dtype is None or self._host.freed(tensor, data := tensor.data_ptr()):
                 return None
             with self._lock:
@@ -128,7 +128,9 @@ class PartialBuffer:
 
     def _plainly_readable(self, tensor: torch.Tensor) -> bool:
         return (
-            self._compiled and self._host.plain(tensor) is not None and not self._host.freed(tensor, tensor.data_ptr())
+            self._compiled
+            and self._host.plain_on_host(tensor) is not None
+            and not self._host.freed(tensor, tensor.data_ptr())
         )
 
     def _measure_on_host(self, group: list[torch.Tensor], eps: Any, scale: Any, rows: Matrix) -> None:

@@ -12,27 +12,16 @@ from msmon_stats import cpu
 from msmon_stats._fields import WIDTH
 from msmon_stats._layout import layout_of
 from msmon_stats._rows import Matrix, add, add_zeros, clear, repeat
-from msmon_stats.torch._values import KERNEL_DTYPES, read
+from msmon_stats.torch._values import KERNEL_DTYPES, plain, read
 
 ROW_BYTES = 8 * WIDTH
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Memory that was freed (a sharded parameter outside its use) shows as an offset from address 0.
 _LOWEST_ADDRESS = 1 << 40
-_strided = torch.strided
 
 
-def plain(tensor: Any) -> str | None:
-    """The kernels' name for the dtype of a contiguous tensor in the memory of the host, None for any other value."""
-    if (
-        type(tensor) in _PLAIN
-        and tensor.is_cpu
-        and tensor.layout is _strided
-        and not tensor.is_nested
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-    ):
-        return KERNEL_DTYPES.get(tensor.dtype)
-    return None
+def plain_on_host(tensor: Any) -> str | None:
+    """As :func:`plain`, and None for a tensor on another device."""
+    return plain(tensor) if tensor.is_cpu else None
 
 
 def freed(tensor: torch.Tensor, address: int) -> bool:
@@ -42,11 +31,11 @@ def freed(tensor: torch.Tensor, address: int) -> bool:
 
 def same_dtype(tensors: Sequence[Any]) -> tuple[str, list[int], list[int]] | None:
     """The dtype, addresses and sizes of tensors that are all contiguous, on the host and of one dtype; else None."""
-    dtype = plain(tensors[0])
+    dtype = plain_on_host(tensors[0])
     if dtype is None:
         return None
     for tensor in tensors:
-        if plain(tensor) is not dtype:
+        if not tensor.is_cpu or plain(tensor) is not dtype:
             return None
     data = [tensor.data_ptr() for tensor in tensors]
     if min(data) < _LOWEST_ADDRESS and any(map(freed, tensors, data)):
@@ -80,7 +69,7 @@ def rows(tensors: Sequence[torch.Tensor], eps: float, out: Matrix) -> None:
 
 def _dense(tensor: torch.Tensor) -> str | None:
     """As :func:`plain`, for tensors that fill one run of memory in another order of axes."""
-    if tensor.layout is not _strided or tensor.is_neg() or tensor.numel() == 0:
+    if tensor.layout is not torch.strided or tensor.is_neg() or tensor.numel() == 0:
         return None
     layout = layout_of(tensor.shape, tensor.stride())
     return KERNEL_DTYPES.get(tensor.dtype) if layout.dense and layout.times == 1 else None

@@ -9,7 +9,7 @@ import torch
 
 from msmon_stats._fields import COUNT, MAX, MIN, SUM, WIDTH, ZEROS
 from msmon_stats._rows import COUNTED
-from msmon_stats.torch._values import PIECE, read
+from msmon_stats.torch._values import PIECE, Reading, read
 
 
 def accumulate(tensor: torch.Tensor, eps: Any, row: torch.Tensor) -> None:
@@ -25,6 +25,11 @@ def accumulate(tensor: torch.Tensor, eps: Any, row: torch.Tensor) -> None:
         row.zero_()
         row[MIN].fill_(math.inf)
         row[MAX].fill_(-math.inf)
+    correct(row, reading, eps)
+
+
+def correct(row: torch.Tensor, reading: Reading, eps: Any) -> None:
+    """Account for elements that are stored once for many, or not at all."""
     if reading.times != 1:
         for field in COUNTED:
             row[field].mul_(reading.times)

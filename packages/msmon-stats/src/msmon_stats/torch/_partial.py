@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from msmon_stats._choice import choose, has_cpu_kernel
+from msmon_stats._choice import choose, has_cpu_kernel, has_triton
 from msmon_stats._errors import UnsupportedTensorError
 from msmon_stats._fields import DEFAULT_EPS, MAX, MIN, SUM, WIDTH
 from msmon_stats.torch import _operators
 from msmon_stats.torch._values import local, unsupported_reason
 
+_log = logging.getLogger("msmon_stats")
 
-@lru_cache(maxsize=None)
+
+@cache
 def usable_kernels(device_type: str) -> tuple[str, ...]:
-    """The kernels that can read tensors on a device, the fastest first."""
-    if device_type == "cpu" and has_cpu_kernel():
-        return ("cpu", "operators")
-    return ("operators",)
+    """The kernels that can read tensors on a device, the first one is the automatic choice."""
+    if device_type == "cpu":
+        kernels = ("cpu", "operators") if has_cpu_kernel() else ("operators",)
+        return (*kernels, "triton") if os.environ.get("TRITON_INTERPRET") == "1" and has_triton() else kernels
+    if device_type == "cuda":
+        return ("triton", "operators") if has_triton() and _triton_works(device_type) else ("operators",)
+    # Triton serves further accelerators; there the operators are the safe choice.
+    return ("operators", "triton") if has_triton() else ("operators",)
+
+
+def _triton_works(device_type: str) -> bool:
+    """Triton needs a compiler on the machine, so it is tried once."""
+    try:
+        from msmon_stats.torch import _triton
+
+        probe = torch.zeros(1, device=device_type)
+        _triton.write_rows(
+            [probe, probe], on_device(DEFAULT_EPS, probe.device), probe.new_empty((2, WIDTH), dtype=torch.float64)
+        )
+    except Exception:
+        _log.warning("the Triton kernels do not work here; slower operators take their place", exc_info=True)
+        return False
+    return True
 
 
 def partial(
@@ -73,8 +96,29 @@ def write_rows(parts: Sequence[torch.Tensor], eps: Any, out: torch.Tensor, kerne
         _host.rows(parts, number(eps), out.numpy())
         return
     with torch.no_grad():
+        if kernel == "triton":
+            from msmon_stats.torch import _triton
+
+            _triton.write_rows(parts, on_device(eps, out.device), out)
+            return
         for part, row in zip(parts, out, strict=True):
             _operators.accumulate(part, eps, row)
+
+
+_constants: dict[tuple[float, torch.device], torch.Tensor] = {}
+
+
+def on_device(value: Any, device: torch.device) -> torch.Tensor:
+    """A number, or a 0-d tensor, as a 0-d float64 tensor on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device, torch.float64, non_blocking=True)
+    key = float(value), device
+    constant = _constants.get(key)
+    if constant is None:
+        if len(_constants) > 64:
+            _constants.clear()
+        constant = _constants[key] = torch.full((), key[0], dtype=torch.float64, device=device)
+    return constant
 
 
 def number(value: Any) -> float:

@@ -28,6 +28,8 @@ _FLOAT8 = frozenset(
 )
 _COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
 _SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_strided = torch.strided
 
 
 @frozen(kw_only=True)
@@ -39,6 +41,22 @@ class Reading:
     """How often each stored value occurs (expanded axes)."""
     implicit: int
     """Zeros beside them that are not stored (sparse)."""
+
+
+def plain(tensor: Any) -> str | None:
+    """The kernels' name for the dtype of a tensor that is one contiguous run of values, None for any other.
+
+    Asked for every tensor of a step, so no operator of torch is called.
+    """
+    if (
+        type(tensor) in _PLAIN
+        and tensor.layout is _strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    ):
+        return KERNEL_DTYPES.get(tensor.dtype)
+    return None
 
 
 def unsupported_reason(tensor: Any) -> str | None:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from msmon.config import Config, dynamic_mode, output_dir
+from msmon.config._problems import printable
 
 _MOST_LISTED = 20
 
@@ -22,7 +23,7 @@ def print_plan(config: Config) -> None:
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
         for name, text in rows:
-            table.add_row(Text(name), Text(text))
+            table.add_row(Text(name), Text(printable(text)))
         console.print()
         console.print(table)
 

@@ -1,6 +1,7 @@
 """The configuration: read from a file, checked once, and then frozen. Imports no framework."""
 
 from ._problems import ConfigError
+from .dynamic_switch import DynamicSwitch, Period
 from .environment import dynamic_mode, output_dir
 from .load import load_config, parse_config
 from .model import AlertConfig, CcConfig, Config, L2Config, RuleConfig
@@ -11,7 +12,9 @@ __all__ = [
     "CcConfig",
     "Config",
     "ConfigError",
+    "DynamicSwitch",
     "L2Config",
+    "Period",
     "RuleConfig",
     "Selector",
     "Target",

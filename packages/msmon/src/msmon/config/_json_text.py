@@ -96,6 +96,22 @@ def _find_duplicate(text: str) -> tuple[int, str]:
     raise AssertionError("a duplicate key was reported but not found")
 
 
+def value_span(text: str, key: str) -> tuple[int, int] | None:
+    """Where the one-word value (a number, a string, true, false, null) of a key of the outermost object stands.
+
+    `text` is valid JSON. None: there is no such key, or its value is an object or a list.
+    """
+    depth = 0
+    previous: list[str] = ["", ""]
+    for token in _TOKEN.finditer(text):
+        word = token.group()
+        if depth == 1 and previous[1] == ":" and word not in "{[" and json.loads(previous[0]) == key:
+            return token.span()
+        depth += (word in "{[") - (word in "}]")
+        previous = [previous[1], word]
+    return None
+
+
 def _explain(text: str, error: json.JSONDecodeError) -> str:
     rest = text[error.pos :]
     before = text[: error.pos].rstrip()

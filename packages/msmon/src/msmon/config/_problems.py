@@ -68,9 +68,13 @@ def shown(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         text = reprlib.repr(value)
-    # Lone surrogates and line separators would break the log that the message goes to.
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:200])
+    text = printable(text[:200])
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """`text` with escapes for what would break a log or that a terminal would obey: line ends, lone surrogates, ..."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def kind(value: object) -> str:

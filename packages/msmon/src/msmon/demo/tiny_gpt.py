@@ -54,7 +54,7 @@ class Fault:
         """Do it, if this is the step."""
         if step == self.step:
             with torch.no_grad():
-                model.get_submodule(self.layer).weight.mul_(self.factor)
+                model.get_parameter(f"{self.layer}.weight").mul_(self.factor)
 
 
 class Attention(nn.Module):

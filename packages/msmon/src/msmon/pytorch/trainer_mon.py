@@ -11,8 +11,8 @@ from torch import nn
 
 from msmon.collector import Collector
 from msmon.monitor import BaseTrainerMon
-from msmon_hooks import Clock, Coverage, Targets
-from msmon_hooks.torch import Attachment, Request, attach
+from msmon_hooks import Clock, Coverage, Request, Targets
+from msmon_hooks.torch import Attachment, Groups, attach, group_ranks
 from msmon_stats.torch import PartialBuffer
 
 
@@ -47,6 +47,9 @@ class TrainerMon(BaseTrainerMon):
             return torch.distributed.get_world_size()
         return int(os.environ.get("WORLD_SIZE", "1"))
 
+    def _group_ranks(self, group: Any) -> Sequence[int]:
+        return super()._group_ranks(group) if group is None else group_ranks(group)
+
     def _find_models(self, model: Any) -> Sequence[nn.Module]:
         models = list(model) if isinstance(model, list | tuple) else [model]
         for one in models:
@@ -78,5 +81,6 @@ class TrainerMon(BaseTrainerMon):
             moments=config.mv_distribution,
             weights=config.param_distribution,
             main_grad=self._main_grad,
+            groups=Groups(data_parallel=self._dp_group, tensor_parallel=self._tp_group, monitored=config.module_ranks),
         )
         return attach(models, optimizer, request, clock, observer, coverage)

@@ -1,0 +1,48 @@
+"""The moment at which autograd has added to ``param.grad``: before any engine reduces it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from msmon_hooks.registrations import Registrations
+from msmon_hooks.torch.grads.source import OnReady
+from msmon_hooks.torch.hooks import Hook
+from msmon_hooks.torch.parameters import Weight
+
+
+class Accumulated(Hook):
+    """The value is the sum over the micro-steps so far.
+
+    Hooks of this kind run inside autograd's accumulation; those by which DDP and FSDP1 begin their reductions run
+    behind it.
+
+    Autograd holds the hooks of a parameter where Python's garbage collector cannot look. A hook that led back to the
+    parameter would keep the model alive for ever, so the weight is held weakly, and so must be what ``on_ready`` and
+    ``complete`` lead to: whoever asked for the hook lives as long as the optimizer's hooks do.
+    """
+
+    def __init__(self, weight: Weight, on_ready: OnReady, complete: Callable[[], bool]) -> None:
+        self.weight = weakref.ref(weight)
+        self.on_ready = on_ready
+        self.complete = complete
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        if self.on_ready.wanted and parameter.grad is not None and (weight := self.weight()) is not None:
+            self.on_ready(weight, parameter.grad, complete=self.complete())
+
+
+def hook_accumulation(
+    weights: Sequence[Weight],
+    on_ready: OnReady,
+    registrations: Registrations,
+    *,
+    complete: Callable[[], bool] = lambda: False,
+) -> None:
+    """Call ``on_ready`` after each accumulation. ``complete``: see :class:`OnReady`."""
+    for weight in weights:
+        if weight.parameter.requires_grad:
+            hook = Accumulated(weight, on_ready, complete)
+            registrations.add(weight.parameter.register_post_accumulate_grad_hook(hook))

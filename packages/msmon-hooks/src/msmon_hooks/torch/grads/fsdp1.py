@@ -1,0 +1,138 @@
+"""FullyShardedDataParallel with ``use_orig_params=True``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import nn
+
+from msmon_hooks._events import Shard
+from msmon_hooks.registrations import Registrations
+from msmon_hooks.torch.grads.accumulated import hook_accumulation
+from msmon_hooks.torch.grads.source import GradientSource, OnReady
+from msmon_hooks.torch.hooks import Hook
+from msmon_hooks.torch.parameters import Weight
+from msmon_hooks.torch.wrappers import is_a
+
+_NEEDED = ("_params", "_shapes", "_numels_with_padding", "_is_padding_mask", "_shard_param_infos")
+
+
+@frozen(kw_only=True)
+class _Segment:
+    """Where an original parameter lies in the unsharded flat parameter, and what of it this rank holds."""
+
+    parameter: nn.Parameter
+    start: int
+    shape: tuple[int, ...]
+    sharded: bool
+    """False with ``NO_SHARD``."""
+    held: tuple[int, int]
+    """``(start, stop)`` of the elements that this rank holds, counted within the original parameter."""
+
+    def whole(self, flat: torch.Tensor) -> torch.Tensor:
+        """The parameter's elements of an unsharded flat tensor."""
+        return flat.narrow(0, self.start, torch.Size(self.shape).numel()).view(self.shape)
+
+
+class FSDP1Gradients(GradientSource):
+    """The parameters of a wrapped module are one flat parameter; a rank holds one stretch of it.
+
+    Before the reduce-scatter the whole flat gradient lies on the rank: autograd has just accumulated it, and FSDP's
+    own hook runs behind ours.
+    """
+
+    engine = "fsdp1"
+    each_micro_step = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._handles: list[tuple[nn.Module, Any]] = list(_handles(self.models))
+        for _, handle in self._handles:
+            if getattr(handle.flat_param, "_params", None) is None:
+                raise ValueError(
+                    "set_monitor: the model is wrapped in FullyShardedDataParallel with use_orig_params=False, which "
+                    "hides the parameters in flat ones; wrap it with use_orig_params=True"
+                )
+        self._segments: dict[int, _Segment] = {}
+        if all(hasattr(handle.flat_param, name) for _, handle in self._handles for name in _NEEDED):
+            self._segments = {id(s.parameter): s for _, handle in self._handles for s in _segments(handle)}
+
+    @classmethod
+    def matches(cls, models: Sequence[nn.Module], optimizer: Any) -> bool:
+        """Whether a module is wrapped in FullyShardedDataParallel."""
+        return any(_is_fsdp(module) for model in models for module in model.modules())
+
+    def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
+        """Call ``on_ready`` when the flat gradient is complete and will be reduced."""
+        left = {id(weight.parameter): weight for weight in weights}
+        for module, handle in self._handles:
+            flat = handle.flat_param
+            inside = [
+                (left.pop(id(parameter)), self._segments.get(id(parameter)))
+                for parameter in flat._params
+                if id(parameter) in left
+            ]
+            if any(segment is None for _, segment in inside):
+                text = f"grad_unreduced: the flat parameters of torch {torch.__version__} are not known"
+                self.coverage.note(text)
+            elif inside and flat.requires_grad:
+                hook = _FlatAccumulated(self, module, inside, on_ready)
+                registrations.add(flat.register_post_accumulate_grad_hook(hook))
+        # Of ignored modules: FSDP does not reduce them.
+        hook_accumulation(list(left.values()), on_ready, registrations)
+
+    def shard(self, weight: Weight, data_type: str) -> Shard | None:
+        """The stretch of the original parameter that this rank holds; None where it is not sharded."""
+        segment = self._segments.get(id(weight.parameter))
+        if segment is None or not segment.sharded or data_type == "grad_unreduced":
+            return None
+        start, stop = segment.held
+        return Shard(segment.shape, (stop - start,), f"{start}:{stop}")
+
+
+class _FlatAccumulated(Hook):
+    def __init__(
+        self, owner: FSDP1Gradients, module: Any, inside: list[tuple[Weight, _Segment]], on_ready: OnReady
+    ) -> None:
+        self.owner = owner
+        self.module = module
+        self.inside = inside
+        self.on_ready = on_ready
+
+    def __call__(self, flat: torch.Tensor) -> None:
+        if self.on_ready.wanted:
+            self.owner.part.run(self._read, flat)
+
+    def _read(self, flat: torch.Tensor) -> None:
+        # Under no_sync the flat gradient goes on accumulating.
+        if flat.grad is not None and self.module._sync_gradients:
+            for weight, segment in self.inside:
+                self.on_ready(weight, segment.whole(flat.grad), complete=True)
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    return is_a(module, "FullyShardedDataParallel")
+
+
+def _handles(models: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Any]]:
+    for module in (module for model in models for module in model.modules() if _is_fsdp(module)):
+        handle = getattr(module, "_handle", None)
+        if handle is not None:
+            yield module, handle
+
+
+def _segments(handle: Any) -> Iterator[_Segment]:
+    """The original parameters of a flat one, in its order."""
+    flat = handle.flat_param
+    sharded = bool(handle.uses_sharded_strategy)
+    parameters = zip(flat._params, flat._shapes, flat._shard_param_infos, strict=True)
+    start = 0
+    for numel, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+        if not is_padding:
+            parameter, shape, info = next(parameters)
+            held = (info.intra_param_start_idx, info.intra_param_end_idx + 1) if info.in_shard else (0, 0)
+            yield _Segment(parameter=parameter, start=start, shape=tuple(shape), sharded=sharded, held=held)
+        start += numel

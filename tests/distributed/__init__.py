@@ -1,0 +1,1 @@
+"""Real processes, real engines: what a monitor writes of a sharded training, against the unsharded one."""

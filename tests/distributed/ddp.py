@@ -1,0 +1,88 @@
+"""DistributedDataParallel on each rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from .prove import Trained, plain_step, prove
+from .workload import batch, loss_of, make_model, make_optimizer
+
+
+def _no_sync_step(model: DistributedDataParallel, optimizer: Any, rank: int, acc: int) -> Callable[[int], float]:
+    def step(number: int) -> float:
+        total = 0.0
+        for micro_step in range(acc):
+            last = micro_step == acc - 1
+            with contextlib.nullcontext() if last else model.no_sync():
+                loss = loss_of(model(batch(number, rank, micro_step))) / acc
+                loss.backward()
+                total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def build(
+    *,
+    grad_acc_steps: int = 1,
+    announced: int | None = None,
+    comm_hook: bool = False,
+    dp_group: bool = False,
+    inner: bool = False,
+    **arguments: Any,
+) -> Trained:
+    """One training. ``announced``: another number of micro-steps than there are; ``inner``: the monitor gets the
+    module inside of the wrapper."""
+    rank = torch.distributed.get_rank()
+    model = DistributedDataParallel(make_model(), **arguments)
+    if comm_hook:
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
+    optimizer = make_optimizer(model.parameters())
+    if grad_acc_steps > 1:
+        step = _no_sync_step(model, optimizer, rank, grad_acc_steps)
+    else:
+        step = plain_step(model, optimizer, rank=rank)
+    return Trained(
+        model=model.module if inner else model,
+        optimizer=optimizer,
+        step=step,
+        grad_acc_steps=announced or grad_acc_steps,
+        groups={"dp_group": torch.distributed.group.WORLD} if dp_group else {},
+    )
+
+
+def build_by_hand() -> Trained:
+    """No engine: the script reduces the gradients itself, in place."""
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model = make_model()
+    optimizer = make_optimizer(model.parameters())
+
+    def step(number: int) -> float:
+        loss = loss_of(model(batch(number, rank))) / world_size
+        loss.backward()
+        for parameter in model.parameters():
+            # Alone it leaves autograd's version counter as it was.
+            torch.distributed.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return Trained(model=model, optimizer=optimizer, step=step)
+
+
+def proof_by_hand(*, output: str) -> dict[str, Any]:
+    """The four trainings of :func:`prove`."""
+    return prove(build_by_hand, output=output)
+
+
+def proof(*, output: str, config: dict[str, Any] | None = None, **variant: Any) -> dict[str, Any]:
+    """The four trainings of :func:`prove`."""
+    return prove(lambda: build(**variant), output=output, **(config or {}))

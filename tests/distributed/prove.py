@@ -1,0 +1,187 @@
+"""What each rank does for the proof: train alone, with a monitor, with a monitor on one rank, and after it closed."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import nn
+
+from msmon.pytorch import TrainerMon
+
+from .workload import STEPS, batch, loss_of
+
+ALL_OPS = ["norm", "min", "max", "mean", "zeros", "nans"]
+CONFIG: dict[str, Any] = {
+    "wg_distribution": True,
+    "mv_distribution": True,
+    "param_distribution": True,
+    "ops": ALL_OPS,
+    "ndigits": 12,
+    "eps": 1e-3,
+}
+
+
+@frozen(kw_only=True)
+class Trained:
+    """A training on one rank, ready for its first step."""
+
+    model: Any
+    """What ``set_monitor`` is given: a module or a list of modules."""
+    optimizer: Any
+    step: Callable[[int], float]
+    """Run one whole step, and return this rank's loss."""
+    grad_acc_steps: int = 1
+    groups: dict[str, Any] = field(factory=dict)
+    """``dp_group`` and ``tp_group`` of ``set_monitor``."""
+    weights: Callable[[], Iterable[torch.Tensor]] | None = None
+    """What must be bit-equal at the end; default: the model's parameters (local parts)."""
+    watched: Sequence[Any] = ()
+    """Further objects that may be patched, and must not be afterwards."""
+
+
+def plain_step(
+    model: nn.Module,
+    optimizer: Any,
+    *,
+    rank: int,
+    grad_acc_steps: int = 1,
+    micro_batch: Callable[[int, int], torch.Tensor] | None = None,
+) -> Callable[[int], float]:
+    """Forward, backward, step, zero_grad."""
+
+    def step(number: int) -> float:
+        total = 0.0
+        for micro_step in range(grad_acc_steps):
+            inputs = micro_batch(number, micro_step) if micro_batch else batch(number, rank, micro_step)
+            loss = loss_of(model(inputs)) / grad_acc_steps
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def prove(build: Callable[[], Trained], *, output: str, steps: int = STEPS, **config: Any) -> dict[str, Any]:
+    """Run the training four times on this rank; called on all ranks alike.
+
+    Args:
+        build: makes the training anew, with the same weights.
+        output: folder for the monitors' files: ``all`` of a monitor on all ranks, ``first`` of one on rank 0 alone.
+        steps: optimizer steps of a training.
+        config: fields of the configuration that replace those of ``CONFIG``.
+    """
+    bare = build()
+    losses, weights = _train(bare, steps), _fingerprint(bare)
+    without = hooks_on(bare)
+    del bare
+
+    watched = build()
+    monitor = make_monitor(watched, Path(output) / "all", **config)
+    with_monitor = _train(watched, steps)
+    during = hooks_on(watched)
+    with_weights = _fingerprint(watched)
+    metrics = monitor.generate_wgrad_metrics()
+    monitor.close()
+    after = hooks_on(watched)
+    torch.distributed.barrier()
+    files = _files(output)
+    watched.step(steps)
+    torch.distributed.barrier()
+    files_after = _files(output)
+    del watched
+    gc.collect()
+
+    partly = build()
+    monitor = make_monitor(partly, Path(output) / "first", **{**config, "module_ranks": [0]})
+    on_first = _train(partly, steps)
+    monitor.close()
+    first_weights = _fingerprint(partly)
+    torch.distributed.barrier()
+    return {
+        "losses": losses,
+        "losses_with_monitor": with_monitor,
+        "losses_with_monitor_on_rank_0": on_first,
+        "weights": weights,
+        "weights_with_monitor": with_weights,
+        "weights_with_monitor_on_rank_0": first_weights,
+        "metrics": metrics,
+        "hooks_without": without,
+        "hooks_during": during,
+        "hooks_after": after,
+        "written_after_close": sorted(files_after - files),
+    }
+
+
+def make_monitor(trained: Trained, folder: Path, **config: Any) -> TrainerMon:
+    """A monitor of the training that writes into ``folder``."""
+    rank = torch.distributed.get_rank()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"config{rank}.json"
+    path.write_text(json.dumps({**CONFIG, **config}))
+    os.environ["MONITOR_OUTPUT_DIR"] = str(folder)
+    monitor = TrainerMon(path)
+    monitor.set_monitor(
+        trained.model, grad_acc_steps=trained.grad_acc_steps, optimizer=trained.optimizer, **trained.groups
+    )
+    return monitor
+
+
+def _train(trained: Trained, steps: int) -> list[str]:
+    # As hexadecimal: equal means bit-equal.
+    return [trained.step(number).hex() for number in range(steps)]
+
+
+def _fingerprint(trained: Trained) -> str:
+    """A digest of all bits of the rank's weights."""
+    digest = hashlib.sha256()
+    weights = trained.weights or (lambda: [p for model in _models(trained) for p in model.parameters()])
+    for weight in weights():
+        local = getattr(weight, "_local_tensor", weight).detach().contiguous()
+        digest.update(local.flatten().view(torch.uint8).numpy().tobytes() if local.numel() else b"-")
+    return digest.hexdigest()
+
+
+def _models(trained: Trained) -> list[nn.Module]:
+    return list(trained.model) if isinstance(trained.model, list) else [trained.model]
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_post_accumulate_grad_hooks",
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+)
+
+
+def hooks_on(trained: Trained) -> dict[str, int]:
+    """How many hooks and replaced methods sit on the objects of the training."""
+    objects: list[Any] = [trained.optimizer, *trained.watched]
+    for model in _models(trained):
+        for module in model.modules():
+            objects += [module, *module._parameters.values()]
+    counts = dict.fromkeys([*_HOOKS, "methods"], 0)
+    for one in objects:
+        for name in _HOOKS:
+            counts[name] += len(getattr(one, name, None) or ())
+        counts["methods"] += sum(
+            callable(value) and type(value).__name__ in ("function", "method", "partial", "builtin_function_or_method")
+            for value in getattr(one, "__dict__", {}).values()
+        )
+    return counts
+
+
+def _files(output: str) -> set[str]:
+    return {f"{path}:{path.stat().st_size}" for path in Path(output).rglob("*") if path.is_file()}
