@@ -11,8 +11,8 @@ from torch import nn
 
 from msmon.collector import Collector
 from msmon.monitor import BaseTrainerMon
-from msmon_hooks import Clock, Coverage, Targets
-from msmon_hooks.torch import Attachment, Groups, Request, attach, group_ranks
+from msmon_hooks import Clock, Coverage, Request, Targets
+from msmon_hooks.torch import Attachment, Groups, attach, group_ranks
 from msmon_stats.torch import PartialBuffer
 
 
