@@ -30,8 +30,17 @@ def _no_sync_step(model: DistributedDataParallel, optimizer: Any, rank: int, acc
     return step
 
 
-def build(*, grad_acc_steps: int = 1, comm_hook: bool = False, **arguments: Any) -> Trained:
-    """One training."""
+def build(
+    *,
+    grad_acc_steps: int = 1,
+    announced: int | None = None,
+    comm_hook: bool = False,
+    dp_group: bool = False,
+    inner: bool = False,
+    **arguments: Any,
+) -> Trained:
+    """One training. ``announced``: another number of micro-steps than there are; ``inner``: the monitor gets the
+    module inside of the wrapper."""
     rank = torch.distributed.get_rank()
     model = DistributedDataParallel(make_model(), **arguments)
     if comm_hook:
@@ -41,7 +50,37 @@ def build(*, grad_acc_steps: int = 1, comm_hook: bool = False, **arguments: Any)
         step = _no_sync_step(model, optimizer, rank, grad_acc_steps)
     else:
         step = plain_step(model, optimizer, rank=rank)
-    return Trained(model=model, optimizer=optimizer, step=step, grad_acc_steps=grad_acc_steps)
+    return Trained(
+        model=model.module if inner else model,
+        optimizer=optimizer,
+        step=step,
+        grad_acc_steps=announced or grad_acc_steps,
+        groups={"dp_group": torch.distributed.group.WORLD} if dp_group else {},
+    )
+
+
+def build_by_hand() -> Trained:
+    """No engine: the script reduces the gradients itself, in place."""
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model = make_model()
+    optimizer = make_optimizer(model.parameters())
+
+    def step(number: int) -> float:
+        loss = loss_of(model(batch(number, rank))) / world_size
+        loss.backward()
+        for parameter in model.parameters():
+            # Alone it leaves autograd's version counter as it was.
+            torch.distributed.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return Trained(model=model, optimizer=optimizer, step=step)
+
+
+def proof_by_hand(*, output: str) -> dict[str, Any]:
+    """The four trainings of :func:`prove`."""
+    return prove(build_by_hand, output=output)
 
 
 def proof(*, output: str, config: dict[str, Any] | None = None, **variant: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import msmon_io
+from msmon.merging import merge_ranks
 from msmon_io import Table
 
 from .workload import ReferenceStep
@@ -109,6 +110,32 @@ def assert_reduced(found: Rows, reference: Sequence[ReferenceStep], **tolerances
     for step, expected in enumerate(reference):
         for data_type, tensors in expected.tables.items():
             assert_rows(found, data_type, step, tensors, **tolerances)
+
+
+def merged_rows(output_dir: Path, destination: Path | None = None) -> Rows:
+    """What all ranks wrote, joined to whole tensors."""
+    report = merge_ranks(output_dir, destination)
+    assert not report.incomplete
+    return rank_rows(report.run_dirs[0].parent, 0)
+
+
+def prove_claims(
+    proof: ProofTable,
+    engine: str,
+    answers: Sequence[dict[str, Any]],
+    folder: Path,
+    reference: Sequence[ReferenceStep],
+    *,
+    each_micro_step: bool = False,
+    **tolerances: float,
+) -> None:
+    """All five claims, of what :func:`prove` wrote into ``folder``."""
+    everywhere = folder / "all"
+    proof.check(engine, "a", assert_reduced, merged_rows(everywhere), reference, **tolerances)
+    proof.check(engine, "b", assert_unreduced, everywhere, reference, each_micro_step=each_micro_step, **tolerances)
+    proof.check(engine, "c", assert_unchanged, answers)
+    proof.check(engine, "d", assert_other_ranks_silent, folder / "first")
+    proof.check(engine, "e", assert_all_off, answers)
 
 
 def assert_unreduced(

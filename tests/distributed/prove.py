@@ -102,7 +102,7 @@ def prove(build: Callable[[], Trained], *, output: str, steps: int = STEPS, **co
     gc.collect()
 
     partly = build()
-    monitor = make_monitor(partly, Path(output) / "first", module_ranks=[0], **config)
+    monitor = make_monitor(partly, Path(output) / "first", **{**config, "module_ranks": [0]})
     on_first = _train(partly, steps)
     monitor.close()
     first_weights = _fingerprint(partly)

@@ -3,12 +3,14 @@
 import pytest
 
 from .proof import (
-    assert_all_off,
-    assert_other_ranks_silent,
     assert_reduced,
     assert_unchanged,
     assert_unreduced,
+    coverage,
+    merged_rows,
+    prove_claims,
     rank_rows,
+    run_info,
 )
 from .workload import reference_training
 
@@ -19,6 +21,7 @@ VARIANTS = {
     "ddp find_unused_parameters": {"find_unused_parameters": True},
     "ddp comm hook": {"comm_hook": True},
     "ddp no_sync": {"grad_acc_steps": 2},
+    "ddp given by its inner module": {"inner": True},
     "ddp no_sync each micro-step": {"grad_acc_steps": 2, "config": {"monitor_mbs_grad": True}},
 }
 
@@ -28,11 +31,40 @@ def test_proof(ranks, proof, tmp_path, name):
     variant = VARIANTS[name]
     answers = ranks.run("ddp", "proof", output=str(tmp_path), **variant)
     reference = reference_training(grad_acc_steps=variant.get("grad_acc_steps", 1))
+    prove_claims(proof, name, answers, tmp_path, reference, each_micro_step=bool(variant.get("config")))
     for rank in (0, 1):
         # Not sharded: every rank holds the whole.
-        proof.check(name, "a", assert_reduced, rank_rows(tmp_path / "all", rank), reference)
-    each = bool(variant.get("config"))
-    proof.check(name, "b", assert_unreduced, tmp_path / "all", reference, each_micro_step=each)
-    proof.check(name, "c", assert_unchanged, answers)
-    proof.check(name, "d", assert_other_ranks_silent, tmp_path / "first")
-    proof.check(name, "e", assert_all_off, answers)
+        assert_reduced(rank_rows(tmp_path / "all", rank), reference)
+        assert run_info(tmp_path / "all", rank)["engine"] == ("plain" if variant.get("inner") else "ddp")
+        assert coverage(tmp_path / "all", rank)["missing"] == []
+    assert not list(tmp_path.rglob("partials"))
+
+
+def test_gradients_reduced_by_hand(ranks, proof, tmp_path):
+    answers = ranks.run("ddp", "proof_by_hand", output=str(tmp_path))
+    reference = reference_training()
+    for expected in reference:
+        for rank, (gradients,) in expected.unreduced.items():
+            expected.unreduced[rank] = [{name: gradient / 2 for name, gradient in gradients.items()}]
+    prove_claims(proof, "all_reduce by hand", answers, tmp_path, reference)
+
+
+def test_dp_group_writes_once(ranks, tmp_path):
+    answers = ranks.run("ddp", "proof", output=str(tmp_path / "0"), dp_group=True)
+    assert_unchanged(answers)
+    reference = reference_training()
+    first, second = (rank_rows(tmp_path / "0" / "all", rank) for rank in (0, 1))
+    assert_reduced(first, reference)
+    assert {key[0] for key in first} - {key[0] for key in second} == {"grad_reduced"}
+    assert_reduced(merged_rows(tmp_path / "0" / "all"), reference)
+    # The first rank has no monitor: the first that has one writes.
+    ranks.run("ddp", "proof", output=str(tmp_path / "1"), dp_group=True, config={"module_ranks": [1]})
+    assert_reduced(rank_rows(tmp_path / "1" / "all", 1), reference)
+
+
+def test_shorter_accumulation_than_announced(ranks, tmp_path):
+    """The last accumulation of an epoch often is; DDP knows which backward it reduces."""
+    answers = ranks.run("ddp", "proof", output=str(tmp_path), grad_acc_steps=2, announced=3)
+    assert_unchanged(answers)
+    assert_unreduced(tmp_path / "all", reference_training(grad_acc_steps=2))
+    assert coverage(tmp_path / "all", 0)["notes"] == []

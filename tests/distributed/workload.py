@@ -67,6 +67,7 @@ def reference_training(
     steps: int = STEPS,
     model: Callable[[], nn.Module] = make_model,
     optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] = make_optimizer,
+    clip: float | None = None,
 ) -> list[ReferenceStep]:
     """Train in this process on the batches of all ranks at once."""
     trained = model()
@@ -83,6 +84,8 @@ def reference_training(
         optimizer_.zero_grad()
         whole = [batch(step, rank, micro) for rank, micro in product(range(world_size), range(grad_acc_steps))]
         loss_of(trained(torch.cat(whole))).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(trained.parameters(), clip)
         now.tables["grad_reduced"] = _copies({n: p.grad for n, p in names.items()})
         now.tables["param_origin"] = _copies(names)
         for moment in ("exp_avg", "exp_avg_sq"):

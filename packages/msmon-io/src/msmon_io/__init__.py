@@ -8,7 +8,7 @@ from msmon_io._csv2parquet import convert_to_parquet
 from msmon_io._csv2tensorboard import csv2tensorboard_by_step
 from msmon_io._csv_reader import BrokenLine, data_type_of, read_csv
 from msmon_io._csv_writer import CsvWriter, write_text_csv
-from msmon_io._files import OutsideError, write_json
+from msmon_io._files import OutsideError, write_bytes, write_json
 from msmon_io._losses import Losses
 from msmon_io._memory_writer import MemoryWriter
 from msmon_io._numbers import format_number
@@ -34,11 +34,12 @@ from msmon_io._writers import (
 )
 
 if TYPE_CHECKING:
-    from msmon_io._parquet_writer import ParquetWriter
-    from msmon_io._tensorboard_writer import TensorBoardWriter
+    from msmon_io._parquet_writer import ParquetWriter as ParquetWriter
+    from msmon_io._tensorboard_writer import TensorBoardWriter as TensorBoardWriter
 
 __version__ = "0.1.0"
 
+# Public too, but not for `import *`, which must work without the extras: ParquetWriter and TensorBoardWriter.
 __all__ = [
     "DATA_TYPES",
     "Background",
@@ -47,10 +48,8 @@ __all__ = [
     "Losses",
     "MemoryWriter",
     "OutsideError",
-    "ParquetWriter",
     "RunDir",
     "Table",
-    "TensorBoardWriter",
     "Writer",
     "WriterContext",
     "WriterFactory",
@@ -68,6 +67,7 @@ __all__ = [
     "read_csv",
     "run_dirs",
     "run_dirs_between",
+    "write_bytes",
     "write_json",
     "write_text_table",
     "write_text_csv",

@@ -15,6 +15,7 @@ from msmon.alerts import Alerts
 from msmon.collector import CollectedStep
 from msmon.heat_maps import PictureWriter, draw, histograms
 from msmon.outputs import JsonFile, Writer
+from msmon.partials import PartialsWriter
 from msmon.tables import StepRows, step_rows, tables
 from msmon_hooks import ADAM_HISTOGRAM, Coverage, Part
 from msmon_io import Table
@@ -46,6 +47,8 @@ class Pipeline:
         """The content of ``run.json``; written again when the first step has shown the activations."""
         self._ops = tuple(ops)
         self._outputs = [(writer, self._part(f"output by {type(writer).__name__}")) for writer in writers]
+        self._partials = None if run_dir is None else PartialsWriter(run_dir)
+        self._partials_part = self._part("partials")
         self._alerts = alerts
         self._alerting = self._part("alerts")
         self._drawing = self._part("histograms")
@@ -110,6 +113,8 @@ class Pipeline:
             for table in made:
                 part.run(writer.write, table)
             part.run(writer.flush)
+        if self._partials is not None:
+            self._partials_part.run(self._partials.write, event.step, rows.groups[0].refs, rows.partials)
         self._latest = {table.data_type: table for table in made}
         self._steps += 1
         if self._steps == 1:
@@ -133,6 +138,8 @@ class Pipeline:
     def _finish(self) -> None:
         for writer, part in self._outputs:
             part.run(writer.close)
+        if self._partials is not None:
+            self._partials_part.run(self._partials.close)
         if self._alerts is not None:
             self._alerting.run(self._alerts.close)
         self._run_file.write(self.run_info)

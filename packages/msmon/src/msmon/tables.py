@@ -37,6 +37,8 @@ class StepRows:
 
     groups: list[Group]
     """Statistics of tensors, then one group for each kind of L2 feature."""
+    partials: NDArray[np.float64]
+    """The sufficient statistics that the first group was made of, ``[rows, 8]``."""
     left_out: list[tuple[TensorRef, str]]
     """What has no row, and why."""
     histograms: list[TensorRef]
@@ -68,7 +70,8 @@ def step_rows(
     left_out = [
         (refs[index], "type not supported" if handles[index] < 0 else "empty") for index in plain[count <= 0].tolist()
     ]
-    values = finalize(matrix[handles[kept]], number_ops(ops))
+    partials = matrix[handles[kept]]
+    values = finalize(partials, number_ops(ops))
     groups = [Group(refs=[refs[index] for index in kept.tolist()], values=values, ops=tuple(ops))]
     for kind, columns in L2_COLUMNS.items():
         rows = members.get(kind, [])
@@ -78,6 +81,7 @@ def step_rows(
     drawn = members.get(ADAM_HISTOGRAM, [])
     return StepRows(
         groups=groups,
+        partials=partials,
         left_out=left_out,
         histograms=[refs[index] for index in drawn],
         histogram_handles=handles[drawn],

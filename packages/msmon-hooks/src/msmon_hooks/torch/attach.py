@@ -117,7 +117,10 @@ class Attachment:
         owned = self.registrations
         owned.callback(self._calls.close)
         owned.callback(self._weight_registrations.close)
-        steps = OptimizerSteps(self._part("steps"), self._step_begins, self._gradients_ready, self._step_ends)
+        # An engine may consume its gradients in the middle of the step, and says so itself.
+        says_so = self._source.attach_update(self._gradients_ready, owned)
+        evaluated = (lambda: None) if says_so else self._gradients_ready
+        steps = OptimizerSteps(self._part("steps"), self._step_begins, evaluated, self._step_ends)
         forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
         owned.callback(forwards.close)
         forwards.attach(self._calls)

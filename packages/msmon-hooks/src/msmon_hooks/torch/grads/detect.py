@@ -9,6 +9,7 @@ from torch import nn
 
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.torch.grads.ddp import DDPGradients
+from msmon_hooks.torch.grads.deepspeed import DeepSpeedGradients
 from msmon_hooks.torch.grads.fsdp1 import FSDP1Gradients
 from msmon_hooks.torch.grads.fsdp2 import FSDP2Gradients
 from msmon_hooks.torch.grads.plain import PlainGradients
@@ -18,6 +19,7 @@ from msmon_hooks.torch.groups import Groups
 
 # The first that matches is taken: engines that wrap others come first.
 ENGINES: tuple[type[GradientSource], ...] = (
+    DeepSpeedGradients,
     FSDP2Gradients,
     FSDP1Gradients,
     DDPGradients,

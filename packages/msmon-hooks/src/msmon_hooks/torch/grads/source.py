@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Protocol
 
@@ -108,6 +108,14 @@ class GradientSource:
         It is called again with parameters that were frozen at first.
         """
         raise NotImplementedError
+
+    def attach_update(self, on_update: Callable[[], None], registrations: Registrations) -> bool:
+        """Call ``on_update`` whenever gradients are about to be consumed, where that is inside of the optimizer's step.
+
+        ``reduced`` then gives what is consumed at that moment, and None for the rest. False: the optimizer consumes
+        what stands when its step begins.
+        """
+        return False
 
     def reduced(self, weight: Weight) -> torch.Tensor | None:
         """The gradient that the optimizer consumes, or None where there is none."""
