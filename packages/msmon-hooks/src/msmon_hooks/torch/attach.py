@@ -71,6 +71,7 @@ class Attachment:
         """What sits on the optimizer's step."""
         self.weight_hooks: WeightHooks | None = None
         self.loss_scale: LossScale
+        self.forwards: TrainingForwards
         self._models = list(models)
         self._request = request
         self._clock = clock
@@ -104,6 +105,14 @@ class Attachment:
         self._first_step.clear()
         self._models.clear()
 
+    def begin_micro_step(self) -> None:
+        """A training forward begins, in a loop that calls parts of the model instead of the model."""
+        self._part("steps").run(self.forwards.enter, 0)
+
+    def end_micro_step(self, output: Any) -> None:
+        """It has ended; ``output`` holds the loss."""
+        self._part("steps").run(self.forwards.leave, 0, output)
+
     def retire(self) -> None:
         """Take the hooks off from inside a step's callback.
 
@@ -123,7 +132,7 @@ class Attachment:
         says_so = self._source.attach_update(self._gradients_ready, owned)
         evaluated = (lambda: None) if says_so else self._gradients_ready
         steps = OptimizerSteps(self._part("steps"), self._step_begins, evaluated, self._step_ends)
-        forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
+        forwards = self.forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
         owned.callback(forwards.close)
         forwards.attach(self._calls)
         self.loss_scale = LossScale(self._source.optimizer)
