@@ -66,10 +66,10 @@ def build_by_hand() -> Trained:
     optimizer = make_optimizer(model.parameters())
 
     def step(number: int) -> float:
-        loss = loss_of(model(batch(number, rank)))
+        loss = loss_of(model(batch(number, rank))) / world_size
         loss.backward()
         for parameter in model.parameters():
-            parameter.grad /= world_size
+            # Alone it leaves autograd's version counter as it was.
             torch.distributed.all_reduce(parameter.grad)
         optimizer.step()
         optimizer.zero_grad()

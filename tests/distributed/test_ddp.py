@@ -42,7 +42,11 @@ def test_proof(ranks, proof, tmp_path, name):
 
 def test_gradients_reduced_by_hand(ranks, proof, tmp_path):
     answers = ranks.run("ddp", "proof_by_hand", output=str(tmp_path))
-    prove_claims(proof, "all_reduce by hand", answers, tmp_path, reference_training())
+    reference = reference_training()
+    for expected in reference:
+        for rank, (gradients,) in expected.unreduced.items():
+            expected.unreduced[rank] = [{name: gradient / 2 for name, gradient in gradients.items()}]
+    prove_claims(proof, "all_reduce by hand", answers, tmp_path, reference)
 
 
 def test_dp_group_writes_once(ranks, tmp_path):

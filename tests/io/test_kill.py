@@ -104,8 +104,8 @@ def test_tensorboard_and_parquet(tmp_path: Path) -> None:
 def test_killed_between_writing_and_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The moment that chance seldom finds: the new file is half written, the old one still in place."""
 
-    def die(path: Path, data: bytes) -> None:
-        half = data[: len(data) // 2]
+    def die(path: Path, *parts: bytes) -> None:
+        half = parts[0][: len(parts[0]) // 2]
         write_whole(path.with_name(f".{path.name}.0.tmp"), half)
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -85,3 +85,17 @@ def test_bulk_on_many_magnitudes() -> None:
         lines = number_lines(np.stack([values, whole], 1), [False, True], ndigits)
         expected = [f"{format_number(a, ndigits)},{format_count(b)}" for a, b in zip(values, whole, strict=True)]
         assert lines == expected
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 5), st.integers(1, 6), st.data())
+def test_bulk_rows_with_columns_of_zeros(rows: int, columns: int, data: st.DataObject) -> None:
+    value = st.sampled_from([0.0, 0.0, 0.0, -0.0, 3.0, 0.5, math.nan, 1e6])
+    values = np.array([[data.draw(value) for _ in range(columns)] for _ in range(rows)])
+    values[:, data.draw(st.lists(st.integers(0, columns - 1)))] = 0
+    is_count = [data.draw(st.booleans()) for _ in range(columns)]
+    expected = [
+        ",".join(format_count(x) if count else format_number(x, 6) for x, count in zip(row, is_count, strict=True))
+        for row in values.tolist()
+    ]
+    assert number_lines(values, is_count, 6) == expected

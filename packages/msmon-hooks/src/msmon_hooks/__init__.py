@@ -4,25 +4,34 @@ The framework halves live in :mod:`msmon_hooks.torch` and :mod:`msmon_hooks.mind
 here knows neither.
 """
 
-from msmon_hooks._events import DATA_TYPES, Observer, Shard, StepEnd, TensorRef
+from msmon_hooks._events import ADAM_HISTOGRAM, DATA_TYPES, Observer, Shard, StepEnd, TensorRef
 from msmon_hooks.clock import Clock, Schedule
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part
+from msmon_hooks.l2_features import L2_COLUMNS, Feature
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.request import CollectiveRequest, Request
+from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Selector, Target, Targets
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ADAM_HISTOGRAM",
     "DATA_TYPES",
+    "L2_COLUMNS",
     "Clock",
+    "CollectiveRequest",
     "Coverage",
+    "Feature",
     "Observer",
     "Part",
     "Registrations",
+    "Request",
     "Schedule",
     "Selector",
     "Shard",
+    "ShortNames",
     "StepEnd",
     "Target",
     "Targets",

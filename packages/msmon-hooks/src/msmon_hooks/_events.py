@@ -19,9 +19,14 @@ DATA_TYPES = (
     "param_updated",
     "attention_hook",
     "linear_hook",
+    "moe_router_weight_hook",
+    "moe_router_logit_hook",
     "other",
 )
 """The kinds of tensor that a monitor looks at; also the first part of the names of output files."""
+
+ADAM_HISTOGRAM = "adam_histogram"
+"""The data type of histograms of Adam's update and ratio. Their handles hold counts, not statistics."""
 
 
 @frozen(slots=True)
@@ -85,6 +90,8 @@ class TensorRef:
     """Whether the tensor takes part in differentiation when it is read."""
     shard: Shard | None = None
     """The part of the tensor that was read; None: all of it."""
+    merges: bool = False
+    """Whether records with the same :attr:`key` are merged into one row; else the last one stands."""
 
     @property
     def key(self) -> tuple[str, int, str, int | None]:
@@ -104,6 +111,9 @@ class StepEnd:
     """Whether a loss scaler skipped the optimizer's update."""
     last_micro_step: int = 0
     """Index of the last micro-step that began, 0 where none did."""
+    skip_handle: int = -1
+    """Where only the device knows whether the update was skipped (a fused optimizer under a loss scaler): the handle
+    of one number that rides in the step's transfer, greater than 0 if it was. Else -1."""
 
 
 class Observer(Protocol):
@@ -119,8 +129,13 @@ class Observer(Protocol):
         ``scale`` is a number or a 0-d tensor by which the values were multiplied (loss scaling).
         """
 
+    def put(self, values: Any) -> int:
+        """Take numbers that were computed on the device (a tensor of one dimension): the handle of the first 8 of
+        them, the next 8 under the next handle, and so on."""
+
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
-        """Say what was read. A later record with the same :attr:`TensorRef.key` replaces an earlier one."""
+        """Say what was read. A later record with the same :attr:`TensorRef.key` replaces an earlier one, or joins it
+        where :attr:`TensorRef.merges` says so."""
 
     def step_end(self, event: StepEnd) -> None:
         """All tensors of the step have been recorded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 
 from attrs import field, frozen, validators
 
@@ -34,16 +35,27 @@ class Schedule:
 class Clock:
     """Keeps step and micro-step of one training.
 
-    A step is one optimizer step. A micro-step begins with a training forward of the root module. The clock is told
-    of both by the hooks; between two sampled steps a hook reads :attr:`sampled` and nothing else.
+    A step is one optimizer step. A micro-step begins with a training forward of the root module; each chunk of a
+    virtual pipeline counts its own. The clock is told of everything by the hooks; between two sampled steps a hook
+    reads :attr:`sampled` and nothing else.
+
+    Args:
+        start_iteration: number of the first step.
+        grad_acc_steps: micro-steps per step.
+        schedule: which steps are sampled; default: all.
+        trace: called with every event, as ``(event, step, micro_step)``: ``forward`` and ``backward`` of a micro-step
+            begin, ``gradients`` are what the update consumes, ``step`` or ``skipped step`` has ended.
 
     Example:
         >>> clock = Clock(grad_acc_steps=2)
         >>> clock.forward_begins(); clock.forward_begins()
         >>> clock.step, clock.micro_step, clock.in_last_micro_step
         (0, 1, True)
+        >>> clock.backward_reaches(0)
+        >>> clock.in_last_micro_step
+        False
         >>> clock.step_ends()
-        StepEnd(step=0, sampled=True, skipped=False, last_micro_step=1)
+        StepEnd(step=0, sampled=True, skipped=False, last_micro_step=1, skip_handle=-1)
         >>> clock.step, clock.micro_step
         (1, 0)
     """
@@ -61,8 +73,10 @@ class Clock:
         self.grad_acc_steps = grad_acc_steps
         self.taken = 0
         """How many steps were sampled since the schedule came into force."""
-        self._forwards = 0
-        self._call_id = -1
+        self.next_call_id: Callable[[], int] = count().__next__
+        """Returns a number that counts up within the step, from 0. Threads may call it at once."""
+        self._forwards: dict[int, int] = {}
+        self._backward: int | None = None
         self._trace = trace or (lambda event, step, micro_step: None)
         self._schedule = schedule or Schedule()
         self.sampled = self._schedule.samples(self.step, self.taken)
@@ -70,18 +84,27 @@ class Clock:
 
     @property
     def micro_step(self) -> int:
-        """Index of the micro-step in flight; 0 also before the first forward."""
-        return max(self._forwards - 1, 0)
+        """Index of the micro-step whose forward began last; 0 also before the first forward."""
+        return max(self._forwards.values(), default=1) - 1
+
+    def micro_step_of(self, stage: int) -> int:
+        """Index of the micro-step of one model chunk, which an interleaved pipeline runs ahead or behind others."""
+        return max(self._forwards.get(stage, 0) - 1, 0)
+
+    @property
+    def backward_micro_step(self) -> int:
+        """Index of the micro-step whose backward runs, as far as it is known; else that of the last forward."""
+        return self.micro_step if self._backward is None else self._backward
 
     @property
     def in_step(self) -> bool:
         """Whether a forward has begun since the last step ended."""
-        return self._forwards > 0
+        return bool(self._forwards)
 
     @property
     def in_last_micro_step(self) -> bool:
-        """Whether the gradients of this micro-step's backward complete the accumulation."""
-        return self.micro_step == self.grad_acc_steps - 1
+        """Whether the gradients of the backward that runs complete the accumulation."""
+        return self.backward_micro_step == self.grad_acc_steps - 1
 
     @property
     def exhausted(self) -> bool:
@@ -94,23 +117,30 @@ class Clock:
         self.taken = 0
         self.sampled = schedule.samples(self.step, 0)
 
-    def next_call_id(self) -> int:
-        """A number that counts up within the step, from 0."""
-        self._call_id += 1
-        return self._call_id
+    def forward_begins(self, stage: int = 0) -> None:
+        """A training forward of a root module begins, and with it a micro-step of that model chunk."""
+        self._forwards[stage] = self._forwards.get(stage, 0) + 1
+        self._backward = None
+        self._trace("forward", self.step, self.micro_step_of(stage))
 
-    def forward_begins(self) -> None:
-        """A training forward of the root module begins, and with it a micro-step."""
-        self._forwards += 1
-        self._trace("forward", self.step, self.micro_step)
+    def backward_reaches(self, micro_step: int) -> None:
+        """A backward has reached the root's output of a micro-step. Pipelines run several forwards before it."""
+        if micro_step != self._backward:
+            self._backward = micro_step
+            self._trace("backward", self.step, micro_step)
 
-    def step_ends(self, *, skipped: bool = False) -> StepEnd:
+    def gradients_ready(self) -> None:
+        """The gradients are what the update consumes; with a closure, after each of its calls."""
+        self._trace("gradients", self.step, self.micro_step)
+
+    def step_ends(self, *, skipped: bool = False, skip_handle: int = -1) -> StepEnd:
         """The optimizer's step has ended, or a loss scaler has skipped it."""
-        event = StepEnd(self.step, self.sampled, skipped, self.micro_step)
+        event = StepEnd(self.step, self.sampled, skipped, self.micro_step, skip_handle)
         self._trace("skipped step" if skipped else "step", self.step, self.micro_step)
         self.taken += self.sampled
         self.step += 1
-        self._forwards = 0
-        self._call_id = -1
+        self._forwards.clear()
+        self._backward = None
+        self.next_call_id = count().__next__
         self.sampled = self._schedule.samples(self.step, self.taken)
         return event

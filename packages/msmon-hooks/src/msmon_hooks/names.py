@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|_forward_module)(?:\.|$)"
 )
 _SQUASH = (r"layers?\.", r"embeddings?\.", "final", "output", "norm")
+
+# What modules are given besides tensors most of the time; the check spares the slow ones.
+_LEAVES = frozenset({type(None), bool, int, float, str})
 
 Path = tuple[str, ...]
 
@@ -45,27 +48,40 @@ def squash_name(name: str) -> str:
     return name
 
 
-def tensor_leaves(value: Any, is_tensor: Callable[[Any], bool], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every tensor in nested tuples, lists, mappings, named tuples and dataclasses, with its path.
+def elements(value: Any) -> list[tuple[str, Any]] | None:
+    """The parts of a tuple, list, mapping, named tuple or dataclass by index, key or field; None for anything else.
+
+    Example:
+        >>> elements({"a": 1}), elements((1, 2)), elements("text")
+        ([('a', 1)], [('0', 1), ('1', 2)], None)
+    """
+    if type(value) in _LEAVES:
+        return None
+    if isinstance(value, tuple | list):
+        keys = getattr(value, "_fields", None) or map(str, range(len(value)))
+        return list(zip(keys, value, strict=False))
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in value.items()]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(one.name, getattr(value, one.name, None)) for one in fields(value)]
+    return None
+
+
+def tensor_leaves(value: Any, is_tensor: Callable[[Any], bool], path: Path = ()) -> list[tuple[Path, Any]]:
+    """Every tensor in nested containers, with its path.
 
     Positions count elements that are no tensors too, so that a name stays the same when a value is None once.
 
     Example:
-        >>> list(tensor_leaves({"a": (None, 1.5)}, lambda x: isinstance(x, float)))
+        >>> tensor_leaves({"a": (None, 1.5)}, lambda x: isinstance(x, float))
         [(('a', '1'), 1.5)]
     """
     if is_tensor(value):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensor_leaves(item, is_tensor, (*path, str(key)))
-    elif isinstance(value, tuple | list):
-        keys = getattr(value, "_fields", None) or map(str, range(len(value)))
-        for key, item in zip(keys, value, strict=False):
-            yield from tensor_leaves(item, is_tensor, (*path, key))
-    elif is_dataclass(value) and not isinstance(value, type):
-        for attribute in fields(value):
-            yield from tensor_leaves(getattr(value, attribute.name, None), is_tensor, (*path, attribute.name))
+        return [(path, value)]
+    parts = elements(value)
+    if parts is None:
+        return []
+    return [leaf for key, item in parts for leaf in tensor_leaves(item, is_tensor, (*path, key))]
 
 
 def leaf_name(base: str, path: Path) -> str:

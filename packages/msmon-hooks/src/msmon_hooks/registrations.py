@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 _ABSENT = object()
+# Set on a replacement that was given back while a later patch lay over it: itself, and what was there before.
+_BURIED = "_msmon_buried"
 
 
 class Removable(Protocol):
@@ -52,10 +54,11 @@ class Registrations:
         self._undo.append(undo)
 
     def patch(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace ``owner.name`` by ``make(original)`` until :meth:`close`.
+        """Replace ``owner.name`` by ``make(original)`` until :meth:`close`. ``owner`` is an object or a class.
 
         Where somebody patched over the replacement meanwhile, it stays in place and must do nothing but call the
-        original; taking it out from under the later patch would break that one.
+        original: taking it out from under the later patch would break that one. Of several patches by this class
+        the original comes back when the last one is closed, in whatever order.
         """
         before = vars(owner).get(name, _ABSENT)
         replacement = make(getattr(owner, name))
@@ -63,16 +66,21 @@ class Registrations:
 
         def restore() -> None:
             if vars(owner).get(name, _ABSENT) is not replacement:
+                setattr(replacement, _BURIED, (replacement, before))
                 return
-            if before is _ABSENT:
+            target = before
+            while (buried := getattr(target, _BURIED, None)) is not None and buried[0] is target:
+                target = buried[1]
+            if target is _ABSENT:
                 delattr(owner, name)
             else:
-                setattr(owner, name, before)
+                setattr(owner, name, target)
 
         self._undo.append(restore)
 
     def close(self) -> None:
         """Undo everything, also when one of the steps raises; harmless when called again."""
+        undo, self._undo = self._undo, []
         with contextlib.ExitStack() as stack:
-            while self._undo:
-                stack.callback(self._undo.pop(0))
+            for step in undo:
+                stack.callback(step)

@@ -22,6 +22,7 @@ from msmon_io._run_dirs import (
     run_dirs_between,
 )
 from msmon_io._table import Table
+from msmon_io._text_table import write_text_table
 from msmon_io._writers import (
     Writer,
     WriterContext,
@@ -33,11 +34,12 @@ from msmon_io._writers import (
 )
 
 if TYPE_CHECKING:
-    from msmon_io._parquet_writer import ParquetWriter
-    from msmon_io._tensorboard_writer import TensorBoardWriter
+    from msmon_io._parquet_writer import ParquetWriter as ParquetWriter
+    from msmon_io._tensorboard_writer import TensorBoardWriter as TensorBoardWriter
 
 __version__ = "0.1.0"
 
+# Public too, but not for `import *`, which must work without the extras: ParquetWriter and TensorBoardWriter.
 __all__ = [
     "DATA_TYPES",
     "Background",
@@ -46,10 +48,8 @@ __all__ = [
     "Losses",
     "MemoryWriter",
     "OutsideError",
-    "ParquetWriter",
     "RunDir",
     "Table",
-    "TensorBoardWriter",
     "Writer",
     "WriterContext",
     "WriterFactory",
@@ -69,6 +69,7 @@ __all__ = [
     "run_dirs_between",
     "write_bytes",
     "write_json",
+    "write_text_table",
     "write_text_csv",
     "writer_names",
 ]

@@ -43,17 +43,19 @@ def read_arrow(path: PathLike, run: str) -> pa.Table | None:
     except (ValueError, pa.ArrowException):
         return None
     rows = table.num_rows
+    # Cells are only ever escaped with these.
+    is_plain = b"\\" not in data and b"'" not in data
     columns: dict[str, pa.Array | pa.ChunkedArray] = {
         "run": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [run]),
         "vpp_stage": table["vpp_stage"],
-        "name": _decode(table["name"]),
+        "name": _texts(table["name"], is_plain),
         "step": table["step"],
         "micro_step": table["micro_step"] if header.has_micro_step else pa.nulls(rows, pa.int32()),
     }
     for op, text in is_text.items():
         column = table[op]
         if text:
-            columns[op] = _decode(column)
+            columns[op] = _texts(column, is_plain)
         elif op in COUNT_OPS:
             columns[op] = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
         else:
@@ -61,7 +63,9 @@ def read_arrow(path: PathLike, run: str) -> pa.Table | None:
     return pa.table(columns).combine_chunks()
 
 
-def _decode(column: pa.ChunkedArray) -> pa.DictionaryArray:
+def _texts(column: pa.ChunkedArray, is_plain: bool) -> pa.DictionaryArray:
     encoded = column.combine_chunks().dictionary_encode()
+    if is_plain:
+        return encoded
     texts = pa.array([utf8(decode_cell(text)) for text in encoded.dictionary.to_pylist()], pa.string())
     return pa.DictionaryArray.from_arrays(encoded.indices, texts)

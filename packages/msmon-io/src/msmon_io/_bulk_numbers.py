@@ -19,9 +19,7 @@ MAX_DIGITS = 13
 """Up to here scaled values keep enough spare bits to see whether rounding is safe."""
 
 # Rows formatted at a time: the temporary arrays stay in the processor's cache.
-_BLOCK_CELLS = 1 << 14
-# `repr` of a float64 has at most 24 characters; a cell must have room for it.
-_MIN_WORDS = 6
+_BLOCK_CELLS = 1 << 13
 # Below this the exponent has three digits; rare enough for the slow path.
 _TINY = 1e-99
 _LARGEST_SCALED = 2.0**50
@@ -47,7 +45,6 @@ _FIRST = _words([f".{x}" for x in _THREE] + [f".{x or 0}" for x in _SHORT] + [f"
 # Further decimals: index + 1000 if only zeros follow.
 _REST = _words(_THREE + _SHORT)
 _EXPONENT = _words([""] + [f"e-{exponent:02}" for exponent in range(1, 100)])
-_COMMA, _NEWLINE = _words([",", "\n"])
 _NAN, _INF, _MINUS_INF = _words(["nan", "inf", "-inf"])
 
 
@@ -59,58 +56,96 @@ def number_lines(values: NDArray[np.float64], is_count: Sequence[bool], ndigits:
         is_count: for each column, whether it is written as integers.
         ndigits: see :func:`msmon_io._numbers.format_number`; at most :data:`MAX_DIGITS`.
     """
+    values = np.ascontiguousarray(values, np.float64)
+    # A healthy run has columns of zeros, the counts of NaN: they become a part of the separators. Not -0.0.
+    is_zero: NDArray[np.bool_] = np.logical_not(values.view(np.int64).any(axis=0))
+    zeros = ["0" if count else "0.0" for count in is_count]
+    if is_zero.all():
+        return [",".join(zeros)] * len(values)
+    start, separators = _separators(is_zero, zeros)
+    counts = np.array(is_count)
+    if is_zero.any():
+        values, counts = values[:, ~is_zero], counts[~is_zero]
+    lines: list[str] = []
     rows = max(1, _BLOCK_CELLS // values.shape[1])
-    blocks = [_block(values[i : i + rows], np.array(is_count), ndigits) for i in range(0, len(values), rows)]
-    return b"".join(blocks).decode("ascii").split("\n")[:-1]
+    for first in range(0, len(values), rows):
+        block = _block(values[first : first + rows], counts, ndigits, separators)
+        lines += (start + block.translate(None, b"\0").decode("ascii")).split("\n")[:-1]
+    return lines
 
 
-def _block(values: NDArray[np.float64], is_count: NDArray[np.bool_], ndigits: int) -> bytes:
-    rows, columns = values.shape
-    flat = np.ascontiguousarray(values, np.float64).ravel()
-    counts = np.broadcast_to(is_count, values.shape).ravel()
+def _separators(is_zero: NDArray[np.bool_], zeros: Sequence[str]) -> tuple[str, NDArray[np.uint32]]:
+    """What goes before the first cell that is not constant, and, as words, after each: the constant cells are in it."""
+    between = [""]
+    for constant, cell in zip(is_zero.tolist(), zeros, strict=True):
+        if constant:
+            between[-1] += f"{cell},"
+        else:
+            between.append(",")
+    start = between[0]
+    # The last one ends the line and begins the next.
+    between[-1] = f"{between[-1][:-1]}\n{start}"
+    words = -(-max(map(len, between)) // 4)
+    return start, np.stack([np.frombuffer(text.encode().ljust(4 * words, b"\0"), np.uint32) for text in between[1:]])
+
+
+def _block(
+    values: NDArray[np.float64], is_count: NDArray[np.bool_], ndigits: int, separators: NDArray[np.uint32]
+) -> bytes:
+    """The rows as text in which NUL bytes have no meaning."""
+    flat = values.ravel()
+    counts = np.broadcast_to(is_count, values.shape).ravel() if is_count.any() else None
     with np.errstate(invalid="ignore", over="ignore"):
         whole, decimals, exponent, unsafe = _parts(flat, counts, ndigits)
+    single = {
+        i: (format_count(flat[i]) if counts is not None and counts[i] else format_number(float(flat[i]), ndigits))
+        for i in np.flatnonzero(unsafe).tolist()
+    }
     groups = -(-(ndigits + 3) // 3)
-    leading = max(1, -(-len(str(whole.max(initial=0))) // 3))
-    words = max(leading + groups + 1, _MIN_WORDS)
-    out = np.zeros((flat.size, words + 1), np.uint32)
-    _put_whole(out, whole, np.signbit(flat) & ~counts, leading)
+    leading = -(-len(str(whole.max())) // 3)
+    words = max(leading + groups + 1, -(-max(map(len, single.values()), default=0) // 4))
+    out = np.zeros((flat.size, words + separators.shape[1]), np.uint32)
+    _put_whole(out, whole, np.signbit(flat) if counts is None else np.signbit(flat) & ~counts, leading)
     _put_decimals(out[:, leading:], decimals, exponent != 0, groups)
-    out[:, leading + groups] = _EXPONENT[exponent]
-    out[counts, leading : leading + groups + 1] = 0
+    if exponent.any():
+        out[:, leading + groups] = _EXPONENT[exponent]
+    if counts is not None:
+        out[counts, leading : leading + groups + 1] = 0
     _put_special(out, flat, words)
     text = out.view(np.uint8)
-    for i in np.flatnonzero(unsafe).tolist():
-        cell = format_count(flat[i]) if counts[i] else format_number(float(flat[i]), ndigits)
+    for i, cell in single.items():
         out[i, :words] = 0
         text[i, : len(cell)] = np.frombuffer(cell.encode("ascii"), np.uint8)
-    separators = out[:, words].reshape(rows, columns)
-    separators[:] = _COMMA
-    separators[:, -1] = _NEWLINE
-    return out.tobytes().translate(None, b"\0")
+    out.reshape(*values.shape, -1)[:, :, words:] = separators
+    return out.tobytes()
 
 
 Parts = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 
 
-def _parts(flat: NDArray[np.float64], counts: NDArray[np.bool_], ndigits: int) -> Parts:
+def _parts(flat: NDArray[np.float64], counts: NDArray[np.bool_] | None, ndigits: int) -> Parts:
     """Integer part, decimals as an integer of ``ndigits`` + 3 digits (filled up to threes), negated exponent (0: none),
     and which cells must be formatted one by one."""
     size = np.abs(flat)
-    small = np.flatnonzero((size < 1) & (size >= _TINY) & ~counts)
+    is_small = (size < 1) & (size >= _TINY)
+    if counts is not None:
+        is_small &= ~counts
+    small = np.flatnonzero(is_small)
     small_size = size[small]
     exponent = -np.floor(np.log10(small_size)).astype(np.int64)
     exponent -= small_size >= _SMALL_POWERS[exponent - 1]
     exponent += small_size < _SMALL_POWERS[exponent]
     scale = np.full(size.shape, ndigits)
     scale[small] = ndigits - 1 + exponent
-    scale[counts] = 0
+    if counts is not None:
+        scale[counts] = 0
     scaled = size * _POWERS[scale]
     rounded = np.rint(scaled)
     # Not-a-number compares false, so the negated forms catch it.
     unsafe = ~(np.abs(np.abs(scaled - rounded) - 0.5) > scaled * _ERROR) | ~(scaled < _LARGEST_SCALED)
     unsafe |= (size < _TINY) & (size > 0)
-    unsafe |= counts & (rounded != flat)
+    if counts is not None:
+        unsafe |= counts & (rounded != flat)
     rounded[unsafe] = 0
     unsafe &= np.isfinite(flat)
     integers = rounded.astype(np.int64)
@@ -119,7 +154,8 @@ def _parts(flat: NDArray[np.float64], counts: NDArray[np.bool_], ndigits: int) -
     width = -(-(ndigits + 3) // 3) * 3
     whole = integers // one
     decimals = (integers - whole * one) * 10 ** (width - ndigits)
-    whole[counts] = integers[counts]
+    if counts is not None:
+        whole[counts] = integers[counts]
     digits = integers[small]
     carried = digits == one
     exponent -= carried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -49,34 +50,42 @@ def csv_lines(table: Table, ndigits: int) -> str:
     if not len(table):
         return ""
     names = map(encode_cell, table.names)
-    columns: list[Sequence[object]]
+    # What follows a row's name: the step is the same in all of them.
     if table.micro_steps is None:
-        leading = [f"{stage},{name},{table.step}" for stage, name in zip(table.vpp_stages, names, strict=True)]
+        middles: Iterable[str] = itertools.repeat(f",{table.step},", len(table))
     else:
-        rows = zip(table.vpp_stages, names, table.micro_steps, strict=True)
-        leading = [f"{stage},{name},{table.step},{micro}" for stage, name, micro in rows]
-    lines = _bulk_lines(table, ndigits) if not table.text and table.ops else None
-    if lines is not None:
-        return "".join([f"{start},{numbers}\n" for start, numbers in zip(leading, lines, strict=True)])
-    numbers = dict(zip(table.number_ops, zip(*table.rows(), strict=True), strict=True))
-    columns = [leading]
-    for op in table.ops:
-        text = table.text.get(op)
-        columns.append(format_column(numbers[op], op, ndigits) if text is None else list(map(encode_cell, text)))
-    line = ",".join(["%s"] * len(columns)) + "\n"
-    return "".join([line % row for row in zip(*columns, strict=True)])
+        middles = [f",{table.step},{micro_step}," for micro_step in table.micro_steps]
+    rows = zip(table.vpp_stages, names, middles, _cells_of_rows(table, ndigits), strict=True)
+    return "".join([f"{stage},{name}{middle}{cells}\n" for stage, name, middle, cells in rows])
 
 
-def _bulk_lines(table: Table, ndigits: int) -> list[str] | None:
+def _cells_of_rows(table: Table, ndigits: int) -> Iterable[str]:
+    """The statistics of each row, joined by commas."""
+    number_ops = table.number_ops
+    bulk = _bulk_lines(table, number_ops, ndigits)
+    if bulk is not None and not table.text:
+        return bulk
+    columns: Iterable[Iterable[str]]
+    if bulk is not None:
+        columns = zip(*[line.split(",") for line in bulk], strict=True)
+    else:
+        by_op = zip(number_ops, zip(*table.rows(), strict=True), strict=True)
+        columns = [format_column(values, op, ndigits) for op, values in by_op]
+    cells = dict(zip(number_ops, columns, strict=True))
+    cells |= {op: map(encode_cell, texts) for op, texts in table.text.items()}
+    return map(",".join, zip(*[cells[op] for op in table.ops], strict=True))
+
+
+def _bulk_lines(table: Table, number_ops: Sequence[str], ndigits: int) -> list[str] | None:
     """The rows' numbers as text, if the values are a numpy array and the digits few enough; else None."""
-    if not type(table.values).__module__.startswith("numpy"):
+    if not number_ops or not type(table.values).__module__.startswith("numpy"):
         return None
     from msmon_io._bulk_numbers import MAX_DIGITS, number_lines
 
     shape: tuple[int, ...] = table.values.shape  # type: ignore[union-attr]
-    if ndigits > MAX_DIGITS or shape != (len(table), len(table.ops)):
+    if ndigits > MAX_DIGITS or shape != (len(table), len(number_ops)):
         return None
-    return number_lines(table.values, [op in COUNT_OPS for op in table.ops], ndigits)  # type: ignore[arg-type]
+    return number_lines(table.values, [op in COUNT_OPS for op in number_ops], ndigits)  # type: ignore[arg-type]
 
 
 class CsvWriter:
@@ -147,11 +156,11 @@ class CsvWriter:
         if known is None and path.exists():
             known = mend(path)
         if known is None:
-            write_whole(path, first_line.encode() + b"\n" + data)
+            write_whole(path, first_line.encode() + b"\n", data)
         elif known != first_line:
             raise ValueError(f"the file has the columns {known}, these rows have {first_line}: use a new run directory")
         elif path.stat().st_size <= REWRITE_LIMIT:
-            write_whole(path, path.read_bytes() + data)
+            write_whole(path, path.read_bytes(), data)
         else:
             append_whole(path, data)
         self._headers[name] = first_line

@@ -96,10 +96,11 @@ def replacing(path: Path) -> Iterator[int]:
         raise
 
 
-def write_whole(path: Path, data: bytes | memoryview) -> None:
+def write_whole(path: Path, *parts: bytes | memoryview) -> None:
     """Write a file so that it is there whole or not at all, also when the process is killed meanwhile."""
     with replacing(path) as fd:
-        _write_all(fd, data)
+        for part in parts:
+            _write_all(fd, part)
 
 
 def append_whole(path: Path, data: bytes) -> None:

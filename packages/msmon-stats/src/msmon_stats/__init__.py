@@ -1,20 +1,40 @@
 """Statistics of tensors on their own device, in one pass over memory."""
 
 from msmon_stats._api import merge, partial, partial_many, summarize, summarize_many, unsupported_reason
+from msmon_stats._choice import KERNELS
 from msmon_stats._errors import UnsupportedTensorError
 from msmon_stats._fields import FIELDS, OPS
 from msmon_stats._finalize import finalize
+from msmon_stats.features import (
+    adam_histograms,
+    adam_update,
+    attention_features,
+    histogram,
+    linear_features,
+    router_entropy,
+    router_similarity,
+    sign_agreement,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FIELDS",
+    "KERNELS",
     "OPS",
     "UnsupportedTensorError",
+    "adam_histograms",
+    "adam_update",
+    "attention_features",
     "finalize",
+    "histogram",
+    "linear_features",
     "merge",
     "partial",
     "partial_many",
+    "router_entropy",
+    "router_similarity",
+    "sign_agreement",
     "summarize",
     "summarize_many",
     "unsupported_reason",

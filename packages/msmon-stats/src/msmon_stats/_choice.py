@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from functools import cache
+
+_log = logging.getLogger("msmon_stats")
 
 KERNELS = ("operators", "cpu", "triton")
 """``operators``: the framework's own operators (numpy's for arrays), everywhere. ``cpu``: compiled code for values in
@@ -49,8 +52,17 @@ def choose(kernel: str | None, usable: tuple[str, ...]) -> str:
 
 @cache
 def has_cpu_kernel() -> bool:
-    """Whether what the compiled CPU kernels need is installed."""
-    return importlib.util.find_spec("llvmlite") is not None
+    """Whether the compiled CPU kernels work here. The first call compiles one."""
+    if importlib.util.find_spec("llvmlite") is None:
+        return False
+    try:
+        from msmon_stats import cpu
+
+        cpu.warm_up(("float32",))
+    except Exception:
+        _log.warning("the compiled CPU kernels do not work here; slower operators take their place", exc_info=True)
+        return False
+    return True
 
 
 @cache

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 import msmon_alert
 from msmon.config import AlertConfig
-from msmon.tables import number_ops, tag
+from msmon.tables import tag
 from msmon_hooks import StepEnd, TensorRef
-from msmon_stats import finalize
 
 logger = logging.getLogger("msmon")
 
@@ -49,19 +48,25 @@ class Alerts:
         self._file = msmon_alert.AnomalyFile(directory, append=append) if config.dump else None
 
     def observe(
-        self, event: StepEnd, refs: Sequence[TensorRef], partials: NDArray[np.float64], ops: Sequence[str]
+        self, event: StepEnd, refs: Sequence[TensorRef], values: NDArray[np.float64], stats: Sequence[str]
     ) -> None:
-        """Apply the rules to the rows of a step, in the order of execution."""
+        """Apply the rules to rows of a step, in the order of execution.
+
+        Args:
+            event: the step.
+            refs: one per row of ``values``.
+            values: float64 ``[n, len(stats)]``.
+            stats: names of the columns.
+        """
         if not refs:
             return
         order = sorted(range(len(refs)), key=lambda index: refs[index].call_id)
         rows = [refs[index] for index in order]
-        stats = number_ops(ops)
         alerts = self._monitor.observe(
             event.step,
             [tag(ref, self._rank) for ref in rows],
             stats,
-            finalize(partials[order], stats),
+            values[order],
             no_grad=np.array([ref.is_input and not ref.requires_grad for ref in rows]),
             discrete=np.array([_is_discrete(ref.dtype) for ref in rows]),
         )

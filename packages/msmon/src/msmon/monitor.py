@@ -6,19 +6,20 @@ import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msmon_alert
 from msmon import config as configuration
 from msmon.alerts import Alerts
-from msmon.collector import Buffer, CollectedStep, Collector
-from msmon.config import Config
+from msmon.collector import Buffer, CollectedStep, Collector, NoObserver
+from msmon.first_step import write_stacks, write_structure
 from msmon.outputs import make_run_dir, make_writers
 from msmon.pipeline import Pipeline
+from msmon.requests import ends_program, make_request
 from msmon.run_info import run_info
 from msmon.tables import TEXT_OPS, number_ops
-from msmon_hooks import Clock, Coverage, Schedule, Selector, Target, Targets
+from msmon_hooks import Clock, Coverage, Request, Schedule
 from msmon_stats import summarize_many
 
 logger = logging.getLogger("msmon")
@@ -54,7 +55,6 @@ class BaseTrainerMon(ABC):
         self._config = configuration.load_config(config_file_path, check_rules=msmon_alert.rules_from_config)
         for warning in self._config.warnings:
             logger.warning("%s: %s", self._config.source, warning)
-        self._report_unsupported()
         self._process_group = process_group
         self._dp_group: Any = None
         self._tp_group: Any = None
@@ -91,9 +91,13 @@ class BaseTrainerMon(ABC):
     def _make_buffer(self) -> Buffer:
         """A buffer of statistics for this framework's tensors."""
 
+    def _groups(self) -> Any:
+        """Ranks that hold the same tensors, as the framework's hooks describe them."""
+        return None
+
     @abstractmethod
     def _attach(
-        self, models: Sequence[Any], optimizer: Any, targets: Targets, clock: Clock, observer: Any, coverage: Coverage
+        self, models: Sequence[Any], optimizer: Any, request: Request, clock: Clock, observer: Any, coverage: Coverage
     ) -> Any:
         """Hook the models and the optimizer; the result has ``close``, ``retire``, ``describe`` and ``engine``."""
 
@@ -131,24 +135,25 @@ class BaseTrainerMon(ABC):
             )
         if self._attachment is not None:
             self._detach()
-        if not self._active:
-            return
         self._dp_group, self._tp_group = dp_group, tp_group
         config = self._config
-        self._clock = Clock(
-            start_iteration=start_iteration,
-            grad_acc_steps=grad_acc_steps,
-            schedule=Schedule(
-                start_step=config.start_step, step_interval=config.step_interval, collect_times=config.collect_times
-            ),
+        schedule = Schedule(
+            start_step=config.start_step, step_interval=config.step_interval, collect_times=config.collect_times
         )
+        self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=schedule)
         coverage = Coverage()
+        if not self._active:
+            if ends_program(config):
+                # The program ends on all ranks, or those that go on would wait for this one's peers for ever.
+                ending = Request(ends_program=True)
+                self._attachment = self._attach(models, optimizer, ending, self._clock, NoObserver(), coverage)
+            return
         pipeline = self._make_pipeline(coverage)
         collector = Collector(self._make_buffer(), config.eps, self._on_step, owner=self)
         self._pipeline = pipeline
         self._finish = weakref.finalize(self, pipeline.finish)
         try:
-            self._attachment = self._attach(models, optimizer, _targets(config), self._clock, collector, coverage)
+            self._attachment = self._attach(models, optimizer, self._request(), self._clock, collector, coverage)
         except BaseException:
             self._finish.detach()
             raise
@@ -246,6 +251,22 @@ class BaseTrainerMon(ABC):
         if self._clock.exhausted and self._attachment is not None:
             self._attachment.retire()
 
+    def _request(self) -> Request:
+        return make_request(
+            self._config,
+            main_grad=self._main_grad,
+            groups=self._groups(),
+            on_structure=self._on_structure,
+            on_stacks=self._on_stacks,
+        )
+
+    def _on_structure(self, document: dict[str, Any]) -> None:
+        write_structure(self._output_dir, self._rank, document)
+
+    def _on_stacks(self, stacks: dict[str, str]) -> None:
+        if self._pipeline is not None and self._run_dir is not None:
+            self._pipeline.run_later(write_stacks, self._run_dir, stacks)
+
     def _current_gradients(self) -> tuple[Metrics, Metrics] | None:
         """The gradients as they stand now, where a backward has run since the last step."""
         assert self._clock is not None
@@ -269,38 +290,9 @@ class BaseTrainerMon(ABC):
             )
         return metrics[0], metrics[1]
 
-    def _report_unsupported(self) -> None:
-        later = [name for name, wanted in _not_yet(self._config).items() if wanted]
-        if later:
-            logger.warning("%s: not yet supported and ignored: %s", self._config.source, ", ".join(later))
-
-
-def _not_yet(config: Config) -> Mapping[str, bool]:
-    return {
-        "print_struct": config.print_struct,
-        "mg_direction": config.mg_direction,
-        "ur_distribution": config.ur_distribution,
-        "cc_distribution": config.cc_distribution.enable,
-        "stack_info": config.stack_info,
-        "recording_l2_features": config.recording_l2_features,
-        "squash_name": config.squash_name,
-    }
-
 
 def _texts(tensor: Any) -> dict[str, str]:
     return {"shape": str(list(tensor.shape)), "dtype": str(tensor.dtype)}
-
-
-def _targets(config: Config) -> Targets:
-    wanted = {}
-    for target in config.targets:
-        sides = {
-            side: Selector(length=1 if selector.form == "tensor" else selector.length, index=selector.index)
-            for side in ("input", "output", "input_grad", "output_grad")
-            if (selector := getattr(target, side)) is not None
-        }
-        wanted[target.key] = Target(selectors={} if target.whole else sides)
-    return Targets(wanted, all_modules=config.all_xy)
 
 
 def _check_integer(name: str, value: object, lowest: int) -> None:

@@ -5,7 +5,7 @@ try:
 except ImportError as error:
     raise ImportError("msmon_hooks.torch needs PyTorch: pip install 'msmon-hooks[torch]'") from error
 
-from msmon_hooks.torch.attach import Attachment, Request, attach
+from msmon_hooks.torch.attach import Attachment, attach
 from msmon_hooks.torch.groups import Groups, group_ranks
 
-__all__ = ["Attachment", "Groups", "Request", "attach", "group_ranks"]
+__all__ = ["Attachment", "Groups", "attach", "group_ranks"]

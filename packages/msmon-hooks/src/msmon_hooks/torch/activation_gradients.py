@@ -6,30 +6,40 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msmon_hooks._events import Observer, TensorRef
+from msmon_hooks._events import Observer
+from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part
 from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.measured import Measured
+from msmon_hooks.torch.loss_scale import LossScale
+from msmon_hooks.torch.measured import Measured, dtype_name
 
 if TYPE_CHECKING:
-    from msmon_hooks.torch.modules import Call
+    from msmon_hooks.torch.calls import Call
+
+INPUT = ("input", 0)
+OUTPUT = ("output", 1)
+"""Side of a module, and its place in the order of rows."""
 
 
 class _GradientOf(Hook):
     """Reads the gradient of one tensor, for every name under which a module saw that tensor."""
 
-    def __init__(self, owner: ActivationGradients, step: int) -> None:
+    def __init__(self, owner: ActivationGradients, step: int, is_leaf: bool) -> None:
         self.owner = owner
         self.step = step
-        self.uses: list[tuple[Call, str, tuple[bool, int]]] = []
+        self.is_leaf = is_leaf
+        self.uses: list[tuple[Call, str, tuple[int, int]]] = []
 
     def __call__(self, gradient: torch.Tensor) -> None:
         owner = self.owner
         # A graph that outlives its step belongs to no row.
-        if owner.active and owner.clock.step == self.step and owner.part.enabled:
+        if self.uses and owner.active and owner.clock.step == self.step:
             owner.part.run(owner.read, self.uses, gradient)
+            if self.is_leaf:
+                # Every backward that reaches a leaf calls its hook; the uses so far have had theirs.
+                self.uses.clear()
 
 
 class ActivationGradients:
@@ -39,49 +49,58 @@ class ActivationGradients:
     (output of one, input of the next) gets one hook and is read once.
     """
 
-    def __init__(self, *, clock: Clock, observer: Observer, part: Part, coverage: Coverage) -> None:
+    def __init__(
+        self, *, clock: Clock, observer: Observer, part: Part, coverage: Coverage, loss_scale: LossScale
+    ) -> None:
         self.clock = clock
         self.part = part
         self.active = True
         self._observer = observer
         self._coverage = coverage
+        self._loss_scale = loss_scale
         self._hooked = Measured()
+        self._measured = Measured()
+        self._refs = RefCache()
+        self._expected: set[str] = set()
         self._leaf_handles: list[Any] = []
 
-    def watch(self, tensor: torch.Tensor, call: Call, name: str, position: tuple[bool, int]) -> None:
-        """Have the gradient of ``tensor`` read under ``name``. ``position``: (is an output, index among them)."""
+    def watch(self, tensor: torch.Tensor, call: Call, name: str, position: tuple[int, int]) -> None:
+        """Have the gradient of ``tensor`` read under ``name``.
+
+        ``position``: side of the module, index among the tensors there.
+        """
         hook = self._hooked.get(tensor)
         if hook is None:
-            hook = _GradientOf(self, self.clock.step)
+            hook = _GradientOf(self, self.clock.step, tensor.is_leaf)
             handle = tensor.register_hook(hook)
-            if tensor.is_leaf:
+            if hook.is_leaf:
                 # The hook of a leaf outlives the graph; it would be there again in every step.
                 self._leaf_handles.append(handle)
             self._hooked.put(tensor, hook)
         hook.uses.append((call, name, position))
-        self._coverage.expect("actv_grad", name, "no gradient reached it")
+        if name not in self._expected:
+            self._expected.add(name)
+            self._coverage.expect("actv_grad", name, "no gradient reached it")
 
-    def read(self, uses: list[tuple[Call, str, tuple[bool, int]]], gradient: torch.Tensor) -> None:
+    def read(self, uses: list[tuple[Call, str, tuple[int, int]]], gradient: torch.Tensor) -> None:
         """The gradient has been computed."""
-        handle = self._observer.measure([gradient])[0]
-        refs = [
-            TensorRef(
-                data_type="actv_grad",
-                name=name,
-                vpp_stage=call.site.vpp_stage,
-                micro_step=call.micro_step,
-                call_id=self.clock.next_call_id(),
-                order=(call.micro_step, -call.end, *position),
-                shape=tuple(gradient.shape),
-                dtype=str(gradient.dtype),
-            )
-            for call, name, position in uses
-        ]
+        handle = self._measured.get(gradient)
+        if handle is None:
+            handle = self._observer.measure([gradient], self._loss_scale.of(gradient))[0]
+            self._measured.put(gradient, handle)
+        shape, dtype = tuple(gradient.shape), dtype_name(gradient.dtype)
+        refs = []
+        for call, name, position in uses:
+            order = (call.micro_step, -call.end, *position)
+            number = self.clock.next_call_id()
+            stage = call.site.vpp_stage
+            refs.append(self._refs.ref("actv_grad", name, stage, call.micro_step, number, order, shape, dtype))
         self._observer.record(refs, [handle] * len(refs))
 
     def step_ends(self) -> None:
         """Forget the step's tensors and take the hooks of leaves off."""
         self._hooked.clear()
+        self._measured.clear()
         for handle in self._leaf_handles:
             handle.remove()
         self._leaf_handles.clear()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve
 from torch import nn
 
 from msmon_hooks._events import Observer
@@ -13,35 +13,28 @@ from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part, logger
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.targets import Targets
+from msmon_hooks.request import Request
+from msmon_hooks.short_names import ShortNames
 from msmon_hooks.torch.activation_gradients import ActivationGradients
+from msmon_hooks.torch.collectives import CollectiveHooks
 from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.groups import Groups
 from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.modules import ModuleHooks, TrainingForwards, named_modules
+from msmon_hooks.torch.l2_features import L2Hooks
+from msmon_hooks.torch.loss_scale import LossScale
+from msmon_hooks.torch.model_changes import ModelChanges
+from msmon_hooks.torch.module_calls import ModuleCalls
+from msmon_hooks.torch.module_stacks import StackHooks
+from msmon_hooks.torch.module_structs import StructureHooks
+from msmon_hooks.torch.modules import ModuleHooks
+from msmon_hooks.torch.momentum import DIRECTION, MomentumHooks
+from msmon_hooks.torch.named_modules import named_modules
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
-from msmon_hooks.torch.parameters import split_by_request
+from msmon_hooks.torch.parameters import Weight, split_by_request
+from msmon_hooks.torch.training_forwards import TrainingForwards
 from msmon_hooks.torch.weights import WeightHooks, WeightParts
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
-
-
-@frozen(kw_only=True)
-class Request:
-    """What is to be read."""
-
-    targets: Targets = field(factory=lambda: Targets({}))
-    activations: bool = False
-    activation_gradients: bool = False
-    weight_gradients: bool = False
-    each_micro_step: bool = False
-    """Weight gradients of every micro-step, not only of the last."""
-    moments: bool = False
-    weights: bool = False
-    main_grad: bool = True
-    """Read ``param.main_grad`` where it exists."""
-    groups: Groups = field(factory=Groups)
-    """Ranks that hold the same tensors."""
 
 
 class Attachment:
@@ -50,8 +43,10 @@ class Attachment:
     Example:
         >>> class Print:
         ...     def measure(self, tensors, scale=None): return [-1] * len(tensors)
+        ...     def put(self, values): return -1
         ...     def record(self, refs, handles): print([ref.name for ref in refs])
         ...     def step_end(self, event): print("step", event.step)
+        >>> import torch
         >>> model = nn.Linear(2, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> hooks = attach([model], optimizer, Request(weight_gradients=True), Clock(), Print(), Coverage())
         >>> model(torch.ones(1, 2)).sum().backward(); optimizer.step()
@@ -62,27 +57,61 @@ class Attachment:
         >>> hooks.close()
     """
 
-    def __init__(self, source: GradientSource, root: nn.Module) -> None:
-        self.weights = source.weights()
-        """Every parameter of the model, also those that are not monitored."""
-        self.engine = source.engine
-        """What trains the model: ``plain``, ``ddp``, ``fsdp2`` and so on."""
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizer: Any,
+        request: Request,
+        clock: Clock,
+        observer: Observer,
+        coverage: Coverage,
+    ) -> None:
         self.registrations = Registrations()
         self.step_registrations = Registrations()
         """What sits on the optimizer's step."""
         self.weight_hooks: WeightHooks | None = None
-        self._source = source
-        self._root = root
+        self.loss_scale: LossScale
+        self.forwards: TrainingForwards
+        self._models = list(models)
+        self._request = request
+        self._clock = clock
+        self._observer = observer
+        self._coverage = coverage
+        self._parts: dict[str, Part] = {}
+        self._calls = ModuleCalls()
+        self._module_names = ShortNames(enabled=request.short_names)
+        self._weight_names = ShortNames(enabled=request.short_names)
+        self._weight_registrations = Registrations()
+        self._modules: ModuleHooks | None = None
+        self._momentum: MomentumHooks | None = None
+        self._features: L2Hooks | None = None
+        self._collectives: CollectiveHooks | None = None
+        self._first_step: list[StructureHooks | StackHooks] = []
+        self._source = self._find_source(unwrapped_optimizer(optimizer))
+        self.engine = self._source.engine
+        """What trains the model: ``plain``, ``ddp``, ``fsdp2`` and so on."""
+        self.weights = self._source.weights()
+        """Every parameter of the model, also those that are not monitored."""
 
     def describe(self) -> list[dict[str, Any]]:
         """Name, shape, dtype and parts of every parameter, as ``run.json`` has them."""
-        return [self._source.describe(weight) for weight in self.weights]
+        return [self._source.describe(weight) for weight in self._shortened(self.weights)]
 
     def close(self) -> None:
         """Take every hook and patch off; harmless when called again."""
         self.registrations.close()
         self.step_registrations.close()
-        self.weight_hooks = None
+        self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
+        self._first_step.clear()
+        self._models.clear()
+
+    def begin_micro_step(self) -> None:
+        """A training forward begins, in a loop that calls parts of the model instead of the model."""
+        self._part("steps").run(self.forwards.enter, 0)
+
+    def end_micro_step(self, output: Any) -> None:
+        """It has ended; ``output`` holds the loss."""
+        self._part("steps").run(self.forwards.leave, 0, output)
 
     def retire(self) -> None:
         """Take the hooks off from inside a step's callback.
@@ -91,8 +120,247 @@ class Attachment:
         the root begins.
         """
         self.registrations.close()
-        if len(self.step_registrations):
-            self.step_registrations.add(self._root.register_forward_pre_hook(_CloseOnForward(self)))
+        if len(self.step_registrations) and self._models:
+            self.step_registrations.add(self._models[0].register_forward_pre_hook(_CloseOnForward(self)))
+
+    def attach(self) -> None:
+        """Put the hooks on."""
+        owned = self.registrations
+        owned.callback(self._calls.close)
+        owned.callback(self._weight_registrations.close)
+        # An engine may consume its gradients in the middle of the step, and says so itself.
+        says_so = self._source.attach_update(self._gradients_ready, owned)
+        evaluated = (lambda: None) if says_so else self._gradients_ready
+        steps = OptimizerSteps(self._part("steps"), self._step_begins, evaluated, self._step_ends)
+        forwards = self.forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
+        owned.callback(forwards.close)
+        forwards.attach(self._calls)
+        self.loss_scale = LossScale(self._source.optimizer)
+        self.loss_scale.attach(owned, lambda: steps.count, self._step_skipped)
+        changes = ModelChanges(self._models, self._source.optimizer, self._model_changed)
+        owned.callback(changes.close)
+        forwards.before_sampled.append(changes.check)
+        self._make_module_hooks(forwards)
+        self._hook_modules()
+        for first in self._first_step:
+            owned.callback(first.close)
+        self._attach_first_step()
+        forwards.attach_ends(self._calls)
+        self._hook_collectives()
+        self._hook_weights()
+        self._report_unmatched()
+        steps.attach(self._source.optimizer, self.step_registrations)
+
+    # Modules
+
+    def _make_module_hooks(self, forwards: TrainingForwards) -> None:
+        request, owned = self._request, self.registrations
+        common = {"clock": self._clock, "observer": self._observer, "coverage": self._coverage}
+        if request.activations or request.activation_gradients:
+            gradients = None
+            if request.activation_gradients:
+                gradients = ActivationGradients(
+                    **common, part=self._part("activation gradients"), loss_scale=self.loss_scale
+                )
+                owned.callback(gradients.close)
+            self._modules = ModuleHooks(
+                **common,
+                part=self._part("activations"),
+                forwards=forwards,
+                gradients=gradients,
+                forward=request.activations,
+            )
+            owned.callback(self._modules.close)
+        if request.l2_features:
+            part = self._part("L2 features")
+            self._features = L2Hooks(**common, part=part, forwards=forwards, calls=self._calls)
+            owned.callback(self._features.close)
+        if request.on_structure is not None:
+            part = self._part("module structure")
+            self._first_step.append(StructureHooks(part=part, forwards=forwards, on_structure=request.on_structure))
+        if request.on_stacks is not None:
+            part = self._part("call stacks")
+            self._first_step.append(StackHooks(part=part, forwards=forwards, on_stacks=request.on_stacks))
+
+    def _hook_modules(self) -> None:
+        modules = named_modules(self._models)
+        for stage in range(len(self._models)):
+            self._module_names.learn(stage, [name for at, name in modules if at == stage])
+        if self._modules is not None:
+            self._modules.attach(modules, self._request.targets, self._module_names, self._calls)
+        if self._features is not None:
+            self._features.attach(modules, self._request.l2_features, self._module_names)
+
+    def _attach_first_step(self) -> None:
+        modules = named_modules(self._models)
+        for hooks in self._first_step:
+            if isinstance(hooks, StructureHooks):
+                hooks.attach(modules, self._calls)
+            else:
+                hooks.attach(modules, self._request.targets, self._module_names, self._calls)
+
+    def _model_changed(self) -> None:
+        """Modules or parameters are others than before; nothing of the model runs now."""
+        self._calls.refresh()
+        self._hook_modules()
+        # Engines keep parameters of their own under the model's names.
+        if self.engine == "plain":
+            self._source = self._find_source(self._source.optimizer)
+            self.weights = self._source.weights()
+            self._weight_registrations.close()
+            self._hook_weights()
+
+    def _hook_collectives(self) -> None:
+        if self._request.collectives is not None:
+            self._collectives = CollectiveHooks(
+                self._request.collectives,
+                clock=self._clock,
+                observer=self._observer,
+                part=self._part("collectives"),
+                coverage=self._coverage,
+            )
+            self._collectives.attach(self.registrations)
+
+    # Weights
+
+    def _hook_weights(self) -> None:
+        request = self._request
+        for stage in range(len(self._models)):
+            self._weight_names.learn(stage, [weight.name for weight in self.weights if weight.vpp_stage == stage])
+        wanted = [
+            *(("grad_unreduced", "grad_reduced") if request.weight_gradients else ()),
+            *(("exp_avg", "exp_avg_sq") if request.moments else ()),
+            *(("param_origin", "param_updated") if request.weights else ()),
+            *((DIRECTION,) if request.sign_agreement is not None else ()),
+        ]
+        histograms = request.adam_histograms is not None
+        if not (wanted or histograms):
+            return
+        taken, left_out = split_by_request(self.weights, request.targets, self._source.trains)
+        for weight, reason in left_out:
+            for data_type in wanted:
+                self._coverage.explain(data_type, self._weight_names(weight.vpp_stage, weight.name), reason)
+        taken = self._shortened(taken)
+        if request.weight_gradients or request.moments or request.weights:
+            self.weight_hooks = self._make_weight_hooks(taken)
+            self.weight_hooks.attach(self._weight_registrations)
+        if request.sign_agreement is not None or histograms:
+            self._momentum = MomentumHooks(
+                weights=taken,
+                source=self._source,
+                clock=self._clock,
+                observer=self._observer,
+                coverage=self._coverage,
+                directions=self._part("agreement of gradient and momentum"),
+                histograms=self._part("histograms of Adam's update"),
+                sign_agreement=request.sign_agreement,
+                adam_histograms=request.adam_histograms,
+            )
+
+    def _make_weight_hooks(self, weights: list[Weight]) -> WeightHooks:
+        request = self._request
+        return WeightHooks(
+            weights=weights,
+            source=self._source,
+            clock=self._clock,
+            observer=self._observer,
+            coverage=self._coverage,
+            parts=WeightParts(
+                gradients=self._part("weight gradients") if request.weight_gradients else None,
+                moments=self._part("optimizer moments") if request.moments else None,
+                weights=self._part("weights") if request.weights else None,
+            ),
+            each_micro_step=request.each_micro_step,
+            loss_scale=self.loss_scale,
+        )
+
+    def _shortened(self, weights: Sequence[Weight]) -> list[Weight]:
+        """The weights under the names that rows carry; the full name becomes an alias."""
+        found = []
+        for weight in weights:
+            short = self._weight_names(weight.vpp_stage, weight.name)
+            same = short == weight.name
+            found.append(weight if same else evolve(weight, name=short, aliases=(weight.name, *weight.aliases)))
+        return found
+
+    def _find_source(self, optimizer: Any) -> GradientSource:
+        request = self._request
+        return find_source(
+            self._models,
+            optimizer,
+            main_grad=request.main_grad,
+            groups=request.groups or Groups(),
+            coverage=self._coverage,
+        )
+
+    # Steps
+
+    def _step_begins(self) -> None:
+        for hooks in (self.weight_hooks, self._momentum, self._features):
+            if hooks is not None:
+                hooks.step_begins()
+
+    def _gradients_ready(self) -> None:
+        self._clock.gradients_ready()
+        for hooks in (self.weight_hooks, self._momentum):
+            if hooks is not None:
+                hooks.gradients_ready()
+
+    def _step_ends(self, result: Any, *, skipped: bool = False) -> None:
+        steps = self._part("steps")
+        skipped = skipped or bool(steps.run(self._source.skipped, result))
+        found_inf = self.loss_scale.found_inf() if self._clock.sampled else None
+        handle = None if found_inf is None else steps.run(self._observer.put, found_inf.reshape(1))
+        if self.weight_hooks is not None:
+            steps.run(self.weight_hooks.step_ends, skipped=skipped)
+        if self._momentum is not None and not skipped:
+            self._momentum.step_ends()
+        if self._modules is not None:
+            steps.run(self._modules.step_ends)
+        self.loss_scale.step_ends()
+        if skipped:
+            self._coverage.skipped_step(self._clock.step)
+        deliveries = [steps.run(first.step_ends) for first in self._first_step]
+        if self._collectives is not None:
+            deliveries.append(steps.run(self._collectives.step_ends))
+        event = self._clock.step_ends(skipped=skipped, skip_handle=-1 if handle is None else handle)
+        steps.run(self._observer.step_end, event)
+        # Last, since what receives them may end the program.
+        for deliver in deliveries:
+            if deliver is not None:
+                steps.run(deliver)
+        if self._request.ends_program and event.sampled:
+            raise SystemExit(0)
+
+    def _step_skipped(self) -> None:
+        """A loss scaler has not called the optimizer's step; gradients and moments stand as they would have."""
+        steps = self._part("steps")
+        steps.run(self._step_begins)
+        steps.run(self._gradients_ready)
+        self._step_ends(None, skipped=True)
+
+    # The rest
+
+    def _part(self, name: str) -> Part:
+        part = self._parts.get(name)
+        if part is None:
+            part = self._parts[name] = Part(name, self._coverage.part_failed)
+        return part
+
+    def _report_unmatched(self) -> None:
+        targets = self._request.targets
+        modules = named_modules(self._models)
+        for stage, name in modules:
+            targets.module(stage, name)
+        for weight in self.weights:
+            targets.parameter(weight.vpp_stage, weight.name)
+        known = [*(weight.name for weight in self.weights), *(name for _, name in modules)]
+        for name, near in targets.unmatched(known).items():
+            text = f"targets: nothing in the model is called {name!r}"
+            if near:
+                text += f"; near: {', '.join(near)}"
+            logger.warning("%s", text)
+            self._coverage.note(text)
 
 
 class _CloseOnForward(Hook):
@@ -124,141 +392,10 @@ def attach(
     Raises:
         Exception: whatever hooking raises; all hooks that were set are taken off before.
     """
-    source = find_source(
-        models,
-        unwrapped_optimizer(optimizer),
-        main_grad=request.main_grad,
-        groups=request.groups,
-        coverage=coverage,
-    )
-    attachment = Attachment(source, models[0])
+    attachment = Attachment(models, optimizer, request, clock, observer, coverage)
     try:
-        _attach(attachment, source, models, request, clock, observer, coverage)
+        attachment.attach()
     except BaseException:
         attachment.close()
         raise
     return attachment
-
-
-def _attach(
-    attachment: Attachment,
-    source: GradientSource,
-    models: Sequence[nn.Module],
-    request: Request,
-    clock: Clock,
-    observer: Observer,
-    coverage: Coverage,
-) -> None:
-    owned = attachment.registrations
-
-    def part(name: str) -> Part:
-        return Part(name, coverage.part_failed)
-
-    steps = part("steps")
-    forwards = TrainingForwards(clock, steps)
-    forwards.attach(models, owned)
-
-    modules: ModuleHooks | None = None
-    known = [weight.name for weight in attachment.weights]
-    known += [name for model in models for name, _ in named_modules(model)]
-    if request.activations or request.activation_gradients:
-        gradients = None
-        if request.activation_gradients:
-            gradients = ActivationGradients(
-                clock=clock, observer=observer, part=part("activation gradients"), coverage=coverage
-            )
-            owned.callback(gradients.close)
-        modules = ModuleHooks(
-            clock=clock,
-            observer=observer,
-            part=part("activations"),
-            coverage=coverage,
-            training=forwards,
-            gradients=gradients,
-            forward=request.activations,
-        )
-        modules.attach(models, request.targets, owned)
-    forwards.attach_ends(owned)
-
-    weights = _attach_weights(attachment, source, request, clock, observer, coverage, part)
-    _report_unmatched(request.targets, known, coverage)
-    _attach_steps(source, steps, clock, observer, modules, weights, attachment.step_registrations)
-
-
-def _attach_weights(
-    attachment: Attachment,
-    source: GradientSource,
-    request: Request,
-    clock: Clock,
-    observer: Observer,
-    coverage: Coverage,
-    part: Callable[[str], Part],
-) -> WeightHooks | None:
-    if not (request.weight_gradients or request.moments or request.weights):
-        return None
-    taken, left_out = split_by_request(attachment.weights, request.targets, source.trains)
-    wanted = [
-        *(("grad_unreduced", "grad_reduced") if request.weight_gradients else ()),
-        *(("exp_avg", "exp_avg_sq") if request.moments else ()),
-        *(("param_origin", "param_updated") if request.weights else ()),
-    ]
-    for weight, reason in left_out:
-        for data_type in wanted:
-            coverage.explain(data_type, weight.name, reason)
-    hooks = WeightHooks(
-        weights=taken,
-        source=source,
-        clock=clock,
-        observer=observer,
-        coverage=coverage,
-        parts=WeightParts(
-            gradients=part("weight gradients") if request.weight_gradients else None,
-            moments=part("optimizer moments") if request.moments else None,
-            weights=part("weights") if request.weights else None,
-        ),
-        each_micro_step=request.each_micro_step,
-    )
-    hooks.attach(attachment.registrations)
-    attachment.weight_hooks = hooks
-    return hooks
-
-
-def _attach_steps(
-    source: GradientSource,
-    steps: Part,
-    clock: Clock,
-    observer: Observer,
-    modules: ModuleHooks | None,
-    weights: WeightHooks | None,
-    owned: Registrations,
-) -> None:
-    def begins(gradients_ready: bool) -> None:
-        if gradients_ready and not inside:
-            evaluated()
-        if weights is not None:
-            steps.run(weights.step_begins)
-
-    def evaluated() -> None:
-        if weights is not None:
-            steps.run(weights.gradients_ready)
-
-    inside = source.attach_update(evaluated, owned)
-
-    def ends(result: Any) -> None:
-        if weights is not None:
-            steps.run(weights.step_ends)
-        if modules is not None:
-            steps.run(modules.step_ends)
-        event = clock.step_ends(skipped=bool(steps.run(source.skipped, result)))
-        steps.run(observer.step_end, event)
-
-    OptimizerSteps(begins, evaluated, ends).attach(source.optimizer, owned)
-
-
-def _report_unmatched(targets: Targets, known: list[str], coverage: Coverage) -> None:
-    for name, near in targets.unmatched(known).items():
-        text = f"targets: nothing in the model is called {name!r}"
-        if near:
-            text += f"; near: {', '.join(near)}"
-        logger.warning("%s", text)
-        coverage.note(text)

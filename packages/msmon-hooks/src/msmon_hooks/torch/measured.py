@@ -43,3 +43,19 @@ class Measured:
     def clear(self) -> None:
         """Forget everything: the step is over."""
         self._entries.clear()
+
+
+_dtype_names: dict[torch.dtype, str] = {}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``str(dtype)``, made once."""
+    name = _dtype_names.get(dtype)
+    if name is None:
+        name = _dtype_names[dtype] = str(dtype)
+    return name
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The tensor's shape; empty for a nested tensor, whose rows differ in length."""
+    return () if tensor.is_nested else tensor.shape

@@ -2,89 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import Any
 
 import torch
-from attrs import define, field
+from attrs import define
 from torch import nn
 
 from msmon_hooks._events import Observer, TensorRef
+from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.clock import Clock
-from msmon_hooks.coverage import Coverage
-from msmon_hooks.guard import Part
-from msmon_hooks.names import Path, leaf_name, plain_name, tensor_leaves
-from msmon_hooks.registrations import Registrations
-from msmon_hooks.targets import Target, Targets
-from msmon_hooks.torch.activation_gradients import ActivationGradients
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.measured import Measured
-from msmon_hooks.torch.parameters import is_tensor
-from msmon_hooks.torch.wrappers import wrapper_prefix
+from msmon_hooks.coverage import NOT_FIRED, Coverage
+from msmon_hooks.guard import Part, logger
+from msmon_hooks.short_names import ShortNames
+from msmon_hooks.targets import EVERYTHING, Target, Targets
+from msmon_hooks.torch.activation_gradients import INPUT, OUTPUT, ActivationGradients
+from msmon_hooks.torch.backward import in_backward, segment_number
+from msmon_hooks.torch.calls import Call, Leaf, Site, element_count, input_leaves, output_leaves, selected
+from msmon_hooks.torch.measured import Measured, dtype_name, shape_of
+from msmon_hooks.torch.module_calls import AfterCall, BeforeCall, ModuleCalls
+from msmon_hooks.torch.training_forwards import TrainingForwards
 
 
-def in_backward() -> bool:
-    """Whether autograd is running a backward in this thread: a forward then is a recomputation (checkpointing)."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return current is not None and current() != -1
-
-
-@define(slots=True, eq=False)
-class Site:
-    """One monitored module, and what is remembered of it between calls."""
-
-    name: str
-    vpp_stage: int
-    target: Target
-    plain_input: bool | None = None
-    """Whether positional input 0 was the only tensor at the first recorded call, and so has no suffix."""
-    micro_step: tuple[int, int] = (-1, -1)
-    calls: int = 0
-    """Calls in :attr:`micro_step`."""
-    open: list[Call] = field(factory=list)
-    """Calls that have begun and not ended, innermost last."""
-    unhooked: list[Call] = field(factory=list)
-    """Calls whose forward built no graph (reentrant checkpointing): the recomputation does."""
-    warned: bool = False
-    called: bool = False
-
-
-@define(slots=True, eq=False)
-class Call:
-    """One call of a module in one micro-step."""
-
-    site: Site
-    step: int
-    micro_step: int
-    forward: int
-    base: str
-    """Name of the module, with ``@1`` and so on from the second call in a micro-step."""
-    end: int = -1
-    """Position in the order in which modules end their forward; -1 while the call is open."""
-    inputs: list[tuple[str, torch.Size, torch.dtype, bool]] = field(factory=list)
-    handles: list[int] = field(factory=list)
-    graph: bool = False
-    """Whether a tensor of this call takes part in differentiation."""
-
-
-class _Enter(Hook):
+class _Enter(BeforeCall):
     def __init__(self, owner: ModuleHooks, site: Site) -> None:
         self.owner = owner
         self.site = site
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.owner.clock.sampled and self.owner.part.enabled:
-            self.owner.part.run(self.owner.enter, self.site, args, kwargs)
+    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        owner = self.owner
+        if owner.clock.sampled:
+            owner.part.run(owner.enter, self.site, args, kwargs)
 
 
-class _Leave(Hook):
+class _Leave(AfterCall):
     def __init__(self, owner: ModuleHooks, site: Site) -> None:
         self.owner = owner
         self.site = site
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.clock.sampled and self.owner.part.enabled:
-            self.owner.part.run(self.owner.leave, self.site, output)
+    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        owner = self.owner
+        if owner.clock.sampled:
+            owner.part.run(owner.leave, self.site, output)
+
+
+class _OpenCalls(threading.local):
+    """Calls that have begun and not ended, innermost last; the replicas of a data-parallel module are threads."""
+
+    def __init__(self) -> None:
+        self.first: list[Call] = []
+        self.again: list[Call] = []
 
 
 class ModuleHooks:
@@ -102,7 +71,7 @@ class ModuleHooks:
         observer: Observer,
         part: Part,
         coverage: Coverage,
-        training: TrainingForwards,
+        forwards: TrainingForwards,
         gradients: ActivationGradients | None,
         forward: bool = True,
     ) -> None:
@@ -110,126 +79,176 @@ class ModuleHooks:
         self.part = part
         self._observer = observer
         self._coverage = coverage
-        self._training = training
+        self._forwards = forwards
         self._gradients = gradients
         self._forward = forward
-        self._ended = 0
-        self._measured = Measured()
         self._data_type = "actv" if forward else "actv_grad"
+        self._hooked: dict[tuple[int, str], _Hooked] = {}
+        self._open = _OpenCalls()
+        self._numbering = threading.Lock()
+        self._next_end = count().__next__
+        self._measured = Measured()
+        self._refs = RefCache()
 
-    def attach(self, models: Sequence[nn.Module], targets: Targets, registrations: Registrations) -> None:
-        """Hook every module that ``targets`` asks for."""
-        for stage, model in enumerate(models):
-            for name, module in named_modules(model):
-                target = targets.module(stage, name)
-                # Containers such as ModuleList are never called.
-                if target is None or type(module).forward is nn.Module.forward:
-                    continue
-                site = Site(name, stage, target)
-                self._coverage.expect(self._data_type, _shown(name))
-                registrations.add(module.register_forward_pre_hook(_Enter(self, site), with_kwargs=True))
-                registrations.add(module.register_forward_hook(_Leave(self, site), with_kwargs=True))
-        registrations.callback(self.step_ends)
+    def attach(
+        self,
+        modules: Mapping[tuple[int, str], nn.Module],
+        targets: Targets,
+        names: ShortNames,
+        calls: ModuleCalls,
+    ) -> None:
+        """Hook every module that ``targets`` asks for. Called again, what has changed since.
+
+        Args:
+            modules: stage and plain name to module, for all modules.
+            targets: which of them, and which of their tensors.
+            names: what rows call them.
+            calls: takes the hooks.
+        """
+        wanted: dict[tuple[int, str], tuple[nn.Module, Target]] = {}
+        for (stage, name), module in modules.items():
+            target = targets.module(stage, name)
+            # Containers such as ModuleList are never called.
+            if target is not None and type(module).forward is not nn.Module.forward:
+                wanted[stage, name] = (module, target)
+        compiled = _inside_compiled_regions(modules.values())
+        known = {key: hooked.enter.site for key, hooked in self._hooked.items()}
+        for key, hooked in list(self._hooked.items()):
+            if key not in wanted or wanted[key][0] is not hooked.module:
+                del self._hooked[key]
+                calls.remove(hooked.module, hooked.enter)
+                calls.remove(hooked.module, hooked.leave)
+                if not hooked.enter.site.called:
+                    self._coverage.explain(self._data_type, _shown(hooked.enter.site.name), "removed from the model")
+        for key, (module, target) in wanted.items():
+            if key in self._hooked:
+                continue
+            stage, name = key
+            site = known.get(key) or Site(names(stage, name), stage, target)
+            hooked = self._hooked[key] = _Hooked(module, _Enter(self, site), _Leave(self, site))
+            calls.add(module, hooked.enter)
+            calls.add(module, hooked.leave)
+            reason = f"{NOT_FIRED}: inside a region compiled by torch.compile" if id(module) in compiled else NOT_FIRED
+            if not site.called:
+                self._coverage.explain(self._data_type, _shown(site.name), reason)
+
+    def close(self) -> None:
+        """Let go of the model and forget what was read."""
+        self._hooked.clear()
+        self.step_ends()
 
     def step_ends(self) -> None:
         """Forget what was read in the step."""
-        self._ended = 0
+        self._next_end = count().__next__
         self._measured.clear()
+        self._open.first.clear()
+        self._open.again.clear()
+        for hooked in self._hooked.values():
+            hooked.enter.site.pending.clear()
         if self._gradients is not None:
             self._gradients.step_ends()
 
     def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run."""
-        if in_backward():
-            self._enter_again(site, args, kwargs)
+        again = in_backward()
+        if not again and not self._forwards.recording(site.vpp_stage):
             return
-        if not self._training.recording(site.vpp_stage):
+        call = self._pending(site) if again else self._begin(site)
+        if call is None:
             return
-        call = self._begin(site)
-        leaves = list(_input_leaves(site, args, kwargs))
-        if self._forward:
-            chosen = list(self._chosen(site, "input", args, leaves))
-            call.inputs = [(name, t.shape, t.dtype, t.requires_grad) for name, _, t in chosen]
+        (self._open.again if again else self._open.first).append(call)
+        leaves = input_leaves(site, call.number, args, kwargs)
+        length, positional = len(args) + len(kwargs), len(args)
+        if self._forward and not again:
+            chosen = self._chosen(site, "input", leaves, length, positional)
+            call.inputs = [(name, shape_of(t), t.dtype, t.requires_grad) for name, _, t in chosen]
             call.handles = self._read([t for _, _, t in chosen])
-        self._hook(call, "input", args, leaves)
+        self._watch(call, INPUT, leaves, length, positional)
 
     def leave(self, site: Site, output: Any) -> None:
         """A module has run."""
-        if not site.open or (not in_backward() and not self._training.recording(site.vpp_stage)):
+        again = in_backward()
+        call = _closed(self._open.again if again else self._open.first, site)
+        if call is None:
             return
-        call = site.open.pop()
-        leaves = [(leaf_name(f"{call.base}.output", path), first, t) for path, first, t in _output_leaves(output)]
-        if call.end < 0:
-            call.end = self._ended
-            self._ended += 1
+        leaves = output_leaves(site, call.number, output)
+        if not again:
+            call.end = self._next_end()
             if self._forward:
-                chosen = list(self._chosen(site, "output", output, leaves))
-                outputs = [(name, t.shape, t.dtype, t.requires_grad) for name, _, t in chosen]
-                handles = self._read([t for _, _, t in chosen])
-                refs = [self._ref(call, True, *one) for one in call.inputs]
-                refs += [self._ref(call, False, *one) for one in outputs]
-                if not refs:
-                    self._coverage.expect("actv", _shown(site.name), "no tensor among its inputs and outputs")
-                self._observer.record(refs, call.handles + handles)
-        self._hook(call, "output", output, leaves)
-        if not call.graph and self._gradients is not None and not torch.is_grad_enabled():
-            site.unhooked.append(call)
+                self._list(call, leaves, element_count(output))
+            if self._gradients is not None and not torch.is_grad_enabled():
+                site.pending.append(call)
+        self._watch(call, OUTPUT, leaves, element_count(output))
 
     def _begin(self, site: Site) -> Call:
-        now = (self.clock.step, self.clock.micro_step)
-        if site.micro_step != now:
-            if site.micro_step[0] != now[0]:
-                site.unhooked.clear()
-            site.micro_step, site.calls = now, 0
-        # A forward that raised left its calls open.
-        while site.open and site.open[-1].forward != self._training.count:
-            site.open.pop()
-        base = site.name if site.calls == 0 else f"{site.name}@{site.calls}"
-        site.calls += 1
+        step, micro_step = self.clock.step, self.clock.micro_step_of(site.vpp_stage)
+        with self._numbering:
+            if site.micro_step != micro_step or site.step != step:
+                site.step, site.micro_step, site.calls = step, micro_step, 0
+            number = site.calls
+            site.calls += 1
         if not site.called:
             site.called = True
             self._coverage.withdraw(self._data_type, _shown(site.name))
-        call = Call(site, *now, forward=self._training.count, base=base)
-        site.open.append(call)
-        return call
+        parent = self._open.first[-1] if self._open.first else None
+        return Call(site, step, micro_step, number, parent, segment_number())
 
-    def _enter_again(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A recomputation: the activations were read, but where the first run built no graph, this one does."""
-        pending = [call for call in site.unhooked if call.step == self.clock.step]
-        if self._gradients is None or not pending or not torch.is_grad_enabled():
-            return
-        # Checkpointed segments are recomputed last one first, within the earliest micro-step still to come.
-        earliest = min(call.micro_step for call in pending)
-        call = [call for call in pending if call.micro_step == earliest][-1]
-        site.unhooked.remove(call)
-        site.open.append(call)
-        self._hook(call, "input", args, list(_input_leaves(site, args, kwargs)))
+    def _pending(self, site: Site) -> Call | None:
+        """The call that is being recomputed, if its gradients are not read yet.
 
-    def _hook(self, call: Call, slot: str, value: Any, leaves: list[tuple[str, str, torch.Tensor]]) -> None:
+        A checkpoint that keeps the graph of the first run has its gradients read there. The other kind builds the
+        graph now: micro-step by micro-step, the last segment first, each in the order of its first run.
+        """
+        if self._gradients is None or not torch.is_grad_enabled():
+            return None
+        calls = [call for call in site.pending if call.step == self.clock.step]
+        if not calls:
+            return None
+        outer = self._open.again[-1] if self._open.again else None
+        inner = [call for call in calls if outer is not None and call.parent is outer]
+        if not inner:
+            running = self.clock.backward_micro_step
+            micro_step = running if any(call.micro_step == running for call in calls) else calls[0].micro_step
+            inner = [call for call in calls if call.micro_step == micro_step]
+            inner = [call for call in inner if call.segment == inner[-1].segment]
+        site.pending.remove(inner[0])
+        return inner[0]
+
+    def _list(self, call: Call, leaves: list[Leaf], length: int) -> None:
+        chosen = self._chosen(call.site, "output", leaves, length)
+        handles = self._read([tensor for _, _, tensor in chosen])
+        refs = [self._ref(call, True, *one) for one in call.inputs]
+        refs += [self._ref(call, False, name, shape_of(t), t.dtype, t.requires_grad) for name, _, t in chosen]
+        if refs:
+            self._observer.record(refs, call.handles + handles)
+        elif not leaves:
+            self._coverage.expect("actv", _shown(call.site.name), "no tensor among its inputs and outputs")
+
+    def _watch(
+        self, call: Call, side: tuple[str, int], leaves: list[Leaf], length: int, positional: int | None = None
+    ) -> None:
         if self._gradients is None:
             return
-        for index, (name, _, tensor) in enumerate(self._chosen(call.site, f"{slot}_grad", value, leaves)):
-            if tensor.requires_grad:
-                call.graph = True
-                self._gradients.watch(tensor, call, name, (slot == "output", index))
+        chosen = self._chosen(call.site, f"{side[0]}_grad", leaves, length, positional)
+        for index, (name, _, tensor) in enumerate(chosen):
+            if tensor.requires_grad and name not in call.watched:
+                self._gradients.watch(tensor, call, name, (side[1], index))
+                if not torch.is_grad_enabled():
+                    call.watched |= {name}
 
     def _chosen(
-        self, site: Site, slot: str, value: Any, leaves: list[tuple[str, str, torch.Tensor]]
-    ) -> Iterator[tuple[str, str, torch.Tensor]]:
+        self, site: Site, slot: str, leaves: list[Leaf], length: int, positional: int | None = None
+    ) -> list[Leaf]:
         selector = site.target.selector(slot)
-        if selector is None:
-            return
-        length = len(value) if isinstance(value, tuple | list) else 1
-        if selector.length is not None and selector.length != length:
-            if not site.warned:
-                site.warned = True
-                self._coverage.note(
-                    f"{site.name}: targets says {slot} has {selector.length} elements, it has {length}: not monitored"
-                )
-            return
-        for leaf in leaves:
-            if selector.admits(leaf[1]):
-                yield leaf
+        if selector is None or selector is EVERYTHING:
+            return leaves if selector else []
+        chosen = selected(selector, leaves, length, positional)
+        if chosen is None and slot not in site.mismatched:
+            site.mismatched.add(slot)
+            text = f"targets: {slot} of {site.name} has {length} elements, not {selector.length}: not monitored"
+            logger.warning("%s", text)
+            self._coverage.note(text)
+        return chosen or []
 
     def _read(self, tensors: list[torch.Tensor]) -> list[int]:
         handles = [self._measured.get(tensor) for tensor in tensors]
@@ -238,125 +257,42 @@ class ModuleHooks:
             for index, handle in zip(unread, self._observer.measure([tensors[i] for i in unread]), strict=True):
                 handles[index] = handle
                 self._measured.put(tensors[index], handle)
-        return [handle if handle is not None else -1 for handle in handles]
+        return handles
 
     def _ref(
-        self, call: Call, is_input: bool, name: str, shape: torch.Size, dtype: torch.dtype, requires_grad: bool
+        self, call: Call, is_input: bool, name: str, shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool
     ) -> TensorRef:
         number = self.clock.next_call_id()
-        return TensorRef(
-            data_type="actv",
-            name=name,
-            vpp_stage=call.site.vpp_stage,
-            micro_step=call.micro_step,
-            call_id=number,
-            order=(number,),
-            shape=tuple(shape),
-            dtype=str(dtype),
-            is_input=is_input,
-            requires_grad=requires_grad,
+        stage, micro_step = call.site.vpp_stage, call.micro_step
+        return self._refs.ref(
+            "actv", name, stage, micro_step, number, (number,), shape, dtype_name(dtype), is_input, requires_grad
         )
 
 
-class TrainingForwards:
-    """Tells the clock when a training forward of the root begins, and the hooks whether one is running.
-
-    An evaluation between two steps (``model.eval()`` or ``torch.no_grad()``) is not part of the training.
-    """
-
-    def __init__(self, clock: Clock, part: Part) -> None:
-        self.count = 0
-        """Training forwards so far, over all steps."""
-        self._clock = clock
-        self._part = part
-        self._roots: list[nn.Module] = []
-        self._inside: list[bool | None] = []
-
-    def attach(self, models: Sequence[nn.Module], registrations: Registrations) -> None:
-        """Hook the roots; the first of several chunks counts the micro-steps."""
-        self._roots = list(models)
-        self._inside = [None for _ in models]
-        for stage, model in enumerate(models):
-            registrations.add(model.register_forward_pre_hook(_RootEnters(self, stage), with_kwargs=True))
-        registrations.callback(self._roots.clear)
-
-    def attach_ends(self, registrations: Registrations) -> None:
-        """Hook the end of the roots; call it after all other forward hooks were set, so that it runs last."""
-        for stage, model in enumerate(self._roots):
-            registrations.add(model.register_forward_hook(_RootLeaves(self, stage)))
-
-    def enter(self, stage: int) -> None:
-        """A forward of a root begins."""
-        if in_backward():
-            return
-        training = self._training(stage)
-        self._inside[stage] = training
-        if training:
-            self.count += 1
-            if stage == 0:
-                self._clock.forward_begins()
-
-    def leave(self, stage: int) -> None:
-        """A forward of a root has ended."""
-        if not in_backward():
-            self._inside[stage] = None
-
-    def recording(self, stage: int) -> bool:
-        """Whether a module that runs now belongs to the training.
-
-        Inside a training forward all modules do, also those that run under ``no_grad`` (reentrant checkpointing,
-        frozen towers) or in evaluation mode (frozen BatchNorm). A module that is called on its own does when
-        gradients are enabled and its root is in training mode.
-        """
-        inside = self._inside[stage]
-        return inside if inside is not None else self._training(stage)
-
-    def _training(self, stage: int) -> bool:
-        return bool(self._roots) and self._roots[stage].training and torch.is_grad_enabled()
+@define(slots=True, eq=False)
+class _Hooked:
+    module: nn.Module
+    enter: _Enter
+    leave: _Leave
 
 
-class _RootEnters(Hook):
-    def __init__(self, owner: TrainingForwards, stage: int) -> None:
-        self.owner = owner
-        self.stage = stage
+def _closed(calls: list[Call], site: Site) -> Call | None:
+    """Take the innermost open call of a module out, and with it what a raised exception left open in it."""
+    for index in range(len(calls) - 1, -1, -1):
+        if calls[index].site is site:
+            call = calls[index]
+            del calls[index:]
+            return call
+    return None
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.owner._part.run(self.owner.enter, self.stage)
 
-
-class _RootLeaves(Hook):
-    def __init__(self, owner: TrainingForwards, stage: int) -> None:
-        self.owner = owner
-        self.stage = stage
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.owner._part.run(self.owner.leave, self.stage)
+def _inside_compiled_regions(modules: Iterable[nn.Module]) -> set[int]:
+    inside: set[int] = set()
+    for module in modules:
+        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+            inside.update(id(one) for one in module.modules() if one is not module)
+    return inside
 
 
 def _shown(name: str) -> str:
     return name or "(root)"
-
-
-def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules by plain name; of a wrapper and what it wraps, which share a name, the inner one."""
-    prefix = wrapper_prefix(model)
-    return list({plain_name(name, prefix): module for name, module in model.named_modules()}.items())
-
-
-def _input_leaves(site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, str, torch.Tensor]]:
-    leaves = [*tensor_leaves(args, is_tensor), *tensor_leaves(kwargs, is_tensor)]
-    if site.plain_input is None and leaves:
-        site.plain_input = len(leaves) == 1 and leaves[0][0] == ("0",)
-    calls = max(site.calls - 1, 0)
-    base = (site.name if calls == 0 else f"{site.name}@{calls}") + ".input"
-    for path, tensor in leaves:
-        plain = site.plain_input and path == ("0",)
-        yield (base if plain else leaf_name(base, path)), path[0], tensor
-
-
-def _output_leaves(output: Any) -> Iterator[tuple[Path, str, torch.Tensor]]:
-    leaves = list(tensor_leaves(output, is_tensor))
-    if isinstance(output, tuple | list) and len(output) == 1 and [path for path, _ in leaves] == [("0",)]:
-        leaves = [((), leaves[0][1])]
-    for path, tensor in leaves:
-        yield path, path[0] if path else "0", tensor

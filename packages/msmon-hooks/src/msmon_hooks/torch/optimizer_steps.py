@@ -6,33 +6,38 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from msmon_hooks.guard import Part
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.wrappers import unwrapped_optimizer
 
 
 class OptimizerSteps:
     """Calls back at the optimizer's step.
 
-    ``begins(gradients_ready)`` comes first; ``gradients_ready`` is False when the step was called with a closure,
-    which has yet to compute the gradients: ``evaluated()`` then comes after each call of the closure, so that the
-    last one stands for the gradients that the final update consumed. ``ends(result)`` comes last, with what ``step``
-    returned, where that is known.
+    ``begins()`` comes first, ``evaluated()`` once the gradients are computed, ``ends(result)`` last, with what ``step``
+    returned, where that is known. A step that is called with a closure computes its gradients itself: ``evaluated()``
+    then comes after each call of the closure, so that the last one stands for the gradients that the final update
+    consumed.
+
+    Args:
+        part: guards the callbacks.
     """
 
     def __init__(
-        self, begins: Callable[[bool], None], evaluated: Callable[[], None], ends: Callable[[Any], None]
+        self, part: Part, begins: Callable[[], None], evaluated: Callable[[], None], ends: Callable[[Any], None]
     ) -> None:
-        self.begins = begins
-        self.evaluated = evaluated
-        self.ends = ends
         self.active = True
+        self.count = 0
+        """Steps that have ended."""
+        self._part = part
+        self._begins = begins
+        self._evaluated = evaluated
+        self._ends = ends
 
     def attach(self, optimizer: Any, registrations: Registrations) -> None:
         """By the optimizer's own hooks, which draw no warning from schedulers; else by wrapping the instance's
         ``step``, which is given back at the end."""
-        optimizer = unwrapped_optimizer(optimizer)
-        if hasattr(optimizer, "register_step_pre_hook"):
+        if _runs_hooks(optimizer):
             registrations.add(optimizer.register_step_pre_hook(_Before(self)))
             registrations.add(optimizer.register_step_post_hook(_After(self)))
         else:
@@ -42,23 +47,27 @@ class OptimizerSteps:
     def _stop(self) -> None:
         self.active = False
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any], first: int) -> tuple[Any, Any] | None:
-        """A step begins; returns replaced arguments where there is a closure at position ``first``."""
-        closure = kwargs.get("closure", args[first] if len(args) > first else None)
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """A step begins; returns other arguments where there is a closure."""
+        self._part.run(self._begins)
+        closure = kwargs.get("closure", args[0] if args else None)
         if not callable(closure):
-            self.begins(True)
+            self._part.run(self._evaluated)
             return None
-        self.begins(False)
         watched = self._watched(closure)
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": watched}
-        return (*args[:first], watched, *args[first + 1 :]), kwargs
+        return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((watched, *args[1:]), kwargs)
+
+    def after(self, result: Any = None) -> None:
+        """A step has ended."""
+        self.count += 1
+        self._ends(result)
 
     def _watched(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(closure)
-        def evaluate() -> Any:
-            loss = closure()
-            self.evaluated()
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            loss = closure(*args, **kwargs)
+            if self.active:
+                self._part.run(self._evaluated)
             return loss
 
         return evaluate
@@ -68,12 +77,21 @@ class OptimizerSteps:
         def step(*args: Any, **kwargs: Any) -> Any:
             if not self.active:
                 return original(*args, **kwargs)
-            args, kwargs = self.before(args, kwargs, 0) or (args, kwargs)
+            args, kwargs = self.before(args, kwargs) or (args, kwargs)
             result = original(*args, **kwargs)
-            self.ends(result)
+            self.after(result)
             return result
 
         return step
+
+
+def _runs_hooks(optimizer: Any) -> bool:
+    """Whether calling ``step`` runs the hooks that ``register_step_pre_hook`` takes.
+
+    ``Optimizer.__init__`` wraps the class's ``step`` for that and marks it; wrappers that only inherit from
+    ``Optimizer`` do not call it.
+    """
+    return hasattr(optimizer, "register_step_pre_hook") and bool(getattr(type(optimizer).step, "hooked", False))
 
 
 class _Before(Hook):
@@ -82,7 +100,8 @@ class _Before(Hook):
 
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         # torch passes the optimizer itself as the first of the arguments.
-        return self.owner.before(args, kwargs, 1)
+        replaced = self.owner.before(args[1:], kwargs) if self.owner.active else None
+        return replaced and ((*args[:1], *replaced[0]), replaced[1])
 
 
 class _After(Hook):
@@ -90,4 +109,5 @@ class _After(Hook):
         self.owner = owner
 
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.owner.ends(None)
+        if self.owner.active:
+            self.owner.after()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,20 +11,22 @@ import torch
 from attrs import frozen
 
 from msmon_hooks._events import Observer, Shard, TensorRef
+from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part, logger
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.source import GradientSource
-from msmon_hooks.torch.measured import Measured
+from msmon_hooks.torch.loss_scale import LossScale
+from msmon_hooks.torch.measured import Measured, dtype_name
 from msmon_hooks.torch.mesh_shards import local_part
 from msmon_hooks.torch.parameters import Weight
 
 _MISSING = {
     "grad_unreduced": "no gradient",
     "grad_reduced": "no gradient",
-    "exp_avg": "the optimizer keeps no such state",
-    "exp_avg_sq": "the optimizer keeps no such state",
+    "exp_avg": "not updated before a recorded step",
+    "exp_avg_sq": "not updated before a recorded step",
     "param_origin": "no optimizer step was seen",
     "param_updated": "no optimizer step was seen",
 }
@@ -51,6 +54,7 @@ class WeightHooks:
         coverage: Coverage,
         parts: WeightParts,
         each_micro_step: bool,
+        loss_scale: LossScale,
     ) -> None:
         self.weights = weights
         self._source = source
@@ -65,6 +69,11 @@ class WeightHooks:
         self._shards: dict[tuple[str, int], Shard | None] = {}
         self._written: dict[str, list[Weight]] = {}
         self._completed: tuple[int, int] | None = None
+        self._loss_scale = loss_scale
+        self._refs = RefCache()
+        self._accumulations: Counter[int] = Counter()
+        self._unreduced: set[int] = set()
+        self._moments_known = False
         if each_micro_step and not source.each_micro_step and parts.gradients is not None:
             text = f"monitor_mbs_grad: not with {source.engine}, which keeps no gradient of each micro-step"
             logger.warning("%s; grad_unreduced is recorded once a step", text)
@@ -111,15 +120,26 @@ class WeightHooks:
         part = self._parts.gradients
         if part is None or not self.wants_gradients:
             return
-        micro_step = self._clock.micro_step if micro_step is None else micro_step
+        if micro_step is None:
+            micro_step = self._running_micro_step(weight)
         if complete and not self._each_micro_step:
             self._note_completion(micro_step)
         if self._each_micro_step or complete or micro_step == self._clock.grad_acc_steps - 1:
             # Where the gradient is reduced later, what is read here must not stand for the reduced one.
             reuse = not self._source.reduces
+            scale = self._loss_scale.of(gradient) if scale is None else scale
+            self._unreduced.add(weight.index)
             part.run(
                 self._read, "grad_unreduced", [weight], [gradient], reuse=reuse, micro_step=micro_step, scale=scale
             )
+
+    def _running_micro_step(self, weight: Weight) -> int:
+        """The micro-step whose backward runs. Where no forward of the root was seen (it may be compiled with its
+        hooks), every backward that reaches the parameter is one."""
+        if self._clock.in_step:
+            return self._clock.backward_micro_step
+        self._accumulations[weight.index] += 1
+        return self._accumulations[weight.index] - 1
 
     def _note_completion(self, micro_step: int) -> None:
         now = (self._clock.step, micro_step)
@@ -146,11 +166,16 @@ class WeightHooks:
         if self._clock.sampled and self._parts.gradients is not None:
             self._parts.gradients.run(self._read_gradients)
 
-    def step_ends(self) -> None:
-        """Read what stands after the update."""
-        if self._clock.sampled and self._parts.weights is not None:
+    def step_ends(self, *, skipped: bool = False) -> None:
+        """Read what stands after the update. ``skipped``: there was none."""
+        if self._clock.sampled and self._parts.weights is not None and not skipped:
             self._parts.weights.run(self._read_weights, "param_updated")
+        if self._parts.moments is not None and not self._moments_known and not skipped:
+            self._moments_known = True
+            self._parts.moments.run(self._note_moments)
         self._measured.clear()
+        self._accumulations.clear()
+        self._unreduced.clear()
         self._source.step_ends()
 
     def current_gradients(self) -> list[tuple[Weight, torch.Tensor]]:
@@ -160,11 +185,16 @@ class WeightHooks:
 
     def _read_gradients(self) -> None:
         present = self.current_gradients()
-        weights = [weight for weight, _ in present]
-        gradients = [gradient for _, gradient in present]
+        weights, gradients = _columns(present)
         scale = self._source.scale()
+        scale = self._loss_scale.at_step() if scale is None else scale
         if not self._each_micro_step and not self._clock.in_last_micro_step:
             self._read_early(weights, gradients, scale)
+        elif self._source.reads_grad_at_step:
+            # Gradients that no backward accumulated: the program assigned them.
+            rest = [entry for entry in present if entry[0].index not in self._unreduced]
+            micro_step = self._clock.micro_step
+            self._read("grad_unreduced", *_columns(rest), micro_step=micro_step, scale=scale)
         self._read("grad_reduced", weights, gradients, scale=scale)
 
     def _read_early(self, weights: list[Weight], gradients: list[torch.Tensor], scale: Any) -> None:
@@ -186,13 +216,22 @@ class WeightHooks:
                 if weight in written[name]:
                     found[name].append((weight, value))
         for name, entries in found.items():
-            self._read(name, [weight for weight, _ in entries], [value for _, value in entries])
+            self._read(name, *_columns(entries))
+
+    def _note_moments(self) -> None:
+        """An optimizer without moments of a kind: said once, instead of missing tensors."""
+        kept = {name for weight in self.weights for name in self._source.moments(weight)}
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name not in kept and self._written[name]:
+                self._coverage.note(f"{name}: {type(self._source.optimizer).__name__} keeps no such state")
+                for weight in self._written[name]:
+                    self._coverage.withdraw(name, weight.name)
 
     def _read_weights(self, data_type: str) -> None:
         trained = [weight for weight in self._written[data_type] if weight.parameter.requires_grad]
         held = [(weight, value) for weight in trained if (value := self._source.value(weight)) is not None]
         # Weights may be written to in ways that no version counter sees (``param.data``): always read anew.
-        self._read(data_type, [weight for weight, _ in held], [value for _, value in held], reuse=False)
+        self._read(data_type, *_columns(held), reuse=False)
 
     def _read(
         self,
@@ -220,15 +259,15 @@ class WeightHooks:
     def _ref(self, data_type: str, weight: Weight, tensor: torch.Tensor, micro_step: int | None) -> TensorRef:
         call_id = self._clock.next_call_id()
         in_backward = data_type == "grad_unreduced"
-        return TensorRef(
-            data_type=data_type,
-            name=weight.name,
-            vpp_stage=weight.vpp_stage,
-            micro_step=micro_step if in_backward and self._each_micro_step else None,
-            call_id=call_id,
-            order=(call_id if in_backward else weight.index,),
-            shape=tuple(local_part(tensor).shape),
-            dtype=str(tensor.dtype),
+        return self._refs.ref(
+            data_type,
+            weight.name,
+            weight.vpp_stage,
+            micro_step if in_backward and self._each_micro_step else None,
+            call_id,
+            (call_id if in_backward else weight.index,),
+            local_part(tensor).shape,
+            dtype_name(tensor.dtype),
             shard=self._shards[data_type, weight.index],
         )
 
@@ -239,6 +278,10 @@ class WeightHooks:
         if unfrozen and part is not None and registrations is not None:
             self._unhooked = [weight for weight in self._unhooked if weight not in unfrozen]
             part.run(self._source.attach, unfrozen, _Ready(self), registrations)
+
+
+def _columns(entries: Sequence[tuple[Weight, torch.Tensor]]) -> tuple[list[Weight], list[torch.Tensor]]:
+    return [weight for weight, _ in entries], [tensor for _, tensor in entries]
 
 
 class _Ready:

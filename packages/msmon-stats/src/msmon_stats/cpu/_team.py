@@ -15,6 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+# A few threads read as fast as the memory of a socket delivers.
+_MOST_POOL_THREADS = 8
+
 _forked = False
 _fork_address: int | None = None
 _pool: _Pool | None = None
@@ -30,13 +33,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def thread_count() -> int:
-    """How many threads a job may use: as many as torch, else one for each core this process may run on."""
+    """How many threads a job may use: as many as torch; else one for each core, up to a few."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         return int(torch.get_num_threads())
     limit = os.environ.get("OMP_NUM_THREADS", "")
-    cores = len(os.sched_getaffinity(0))
-    return min(cores, int(limit)) if limit.isdigit() and int(limit) > 0 else cores
+    threads = min(_MOST_POOL_THREADS, len(os.sched_getaffinity(0)))
+    return min(threads, int(limit)) if limit.isdigit() and int(limit) > 0 else threads
 
 
 def openmp_fork() -> int:

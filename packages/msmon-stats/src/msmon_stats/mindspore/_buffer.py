@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mindspore import Tensor, mint, ops
+from mindspore import mint, ops
 
 from msmon_stats._fields import MIN, SUMSQ, WIDTH
-from msmon_stats.mindspore._partial import as_array, host_rows, partial_many
+from msmon_stats._rows import Matrix, unscale
+from msmon_stats.mindspore import _host
+from msmon_stats.mindspore._partial import device_rows
 from msmon_stats.mindspore._values import on_host, unsupported_reason
-
-Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Transfer:
@@ -49,14 +49,13 @@ class PartialBuffer:
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
         """Compute partials; a handle for each tensor, -1 for an unsupported one."""
         handles = [-1] * len(tensors)
-        for host in (True, False):
-            members = [
-                i for i, tensor in enumerate(tensors) if unsupported_reason(tensor) is None and on_host(tensor) is host
-            ]
-            if not members:
-                continue
+        places: dict[bool, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            if unsupported_reason(tensor) is None:
+                places.setdefault(on_host(tensor), []).append(i)
+        for host, members in places.items():
             group = [tensors[i] for i in members]
-            rows = self._host(group, eps, scale) if host else self._device(group, eps, scale)
+            rows = self._rows_on_host(group, eps, scale) if host else self._rows_on_device(group, eps, scale)
             for i, handle in zip(members, self._append(rows, len(members)), strict=True):
                 handles[i] = handle
         return handles
@@ -66,7 +65,7 @@ class PartialBuffer:
         flat = values.reshape(1, -1)
         if on_host(values):
             row = np.zeros((1, WIDTH))
-            row[:, : flat.shape[1]] = as_array(flat)
+            row[:, : flat.shape[1]] = flat.asnumpy()
             return self._append(row, 1)[0]
         free = mint.zeros((1, WIDTH - flat.shape[1]), dtype=flat.dtype)
         return self._append(ops.concat((flat, free), 1), 1)[0]
@@ -78,19 +77,19 @@ class PartialBuffer:
         return Transfer(groups)
 
     @staticmethod
-    def _host(group: list[Any], eps: Any, scale: Any) -> Matrix:
-        factor = 1.0 if scale is None else float(as_array(scale)) if isinstance(scale, Tensor) else float(scale)
-        eps = float(as_array(eps)) if isinstance(eps, Tensor) else float(eps)
-        rows = host_rows(group, eps * factor)
-        rows[:, MIN:] /= factor
-        rows[:, SUMSQ] /= factor
+    def _rows_on_host(group: list[Any], eps: Any, scale: Any) -> Matrix:
+        rows = np.empty((len(group), WIDTH))
+        factor = 1.0 if scale is None else _host.number(scale)
+        _host.rows(group, _host.number(eps) * factor, rows)
+        if scale is not None:
+            unscale(rows, factor)
         return rows
 
     @staticmethod
-    def _device(group: list[Any], eps: Any, scale: Any) -> Any:
+    def _rows_on_device(group: list[Any], eps: Any, scale: Any) -> Any:
         if scale is None:
-            return partial_many(group, eps)
-        rows = partial_many(group, eps * scale)
+            return device_rows(group, eps)
+        rows = device_rows(group, eps * scale)
         return ops.concat((rows[:, :MIN], rows[:, MIN:SUMSQ] / scale, rows[:, SUMSQ:] / scale / scale), 1)
 
     def _append(self, rows: Any, count: int) -> range:

@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, mint, ops
 
-from msmon_stats import numpy as host
+from msmon_stats._choice import choose
 from msmon_stats._errors import UnsupportedTensorError
-from msmon_stats._fields import DEFAULT_EPS, MAX, MIN, SUM
-from msmon_stats.mindspore import _operators
-from msmon_stats.mindspore._values import as_array, on_host, unsupported_reason
+from msmon_stats._fields import DEFAULT_EPS, MAX, MIN, SUM, WIDTH
+from msmon_stats._rows import Matrix
+from msmon_stats.mindspore import _host, _operators
+from msmon_stats.mindspore._values import on_host, unsupported_reason
 
 
 def partial(tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str | None = None) -> Any:
     """See :func:`msmon_stats.partial`."""
     row = partial_many([tensor], eps, kernel=kernel)[0]
-    if out is None:
-        return row
-    out.copy_(row)
-    return out
+    return row if out is None else _into(out, row)
 
 
 def partial_many(tensors: Sequence[Any], eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str | None = None) -> Any:
@@ -30,36 +28,40 @@ def partial_many(tensors: Sequence[Any], eps: Any = DEFAULT_EPS, *, out: Any = N
         reason = unsupported_reason(tensor)
         if reason is not None:
             raise UnsupportedTensorError(reason)
-    if on_host(tensors[0]):
-        rows = Tensor.from_numpy(host_rows(tensors, eps, kernel))
+    places = {on_host(tensor) for tensor in tensors}
+    if len(places) > 1:
+        raise ValueError("tensors on several devices: some on the host, some not")
+    if places == {True}:
+        matrix = np.empty((len(tensors), WIDTH))
+        _host.rows(tensors, _host.number(eps), matrix, kernel)
+        rows = Tensor.from_numpy(matrix)
     else:
-        rows = ops.stack([_operators.accumulate(tensor, eps) for tensor in tensors])
-    if out is None:
-        return rows
-    out.copy_(rows)
+        rows = device_rows(tensors, eps, kernel)
+    return rows if out is None else _into(out, rows)
+
+
+def device_rows(tensors: Sequence[Any], eps: Any, kernel: str | None = None) -> Any:
+    """Partials of tensors on an accelerator, on it."""
+    choose(kernel, ("operators",))
+    return ops.stack([_operators.accumulate(tensor, eps) for tensor in tensors])
+
+
+def _into(out: Any, values: Any) -> Any:
+    if tuple(out.shape) != tuple(values.shape) or out.dtype != values.dtype:
+        raise ValueError(f"out must be a {values.dtype} {list(values.shape)}, not {out.dtype} {list(out.shape)}")
+    out.copy_(values)
     return out
-
-
-def host_rows(tensors: Sequence[Any], eps: Any, kernel: str | None = None) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Partials of tensors on the host, by the kernels for numpy arrays."""
-    number = float(as_array(eps)) if isinstance(eps, Tensor) else float(eps)
-    return host.partial_many([as_array(tensor) for tensor in tensors], number, kernel=kernel)
 
 
 def merge(a: Any, b: Any) -> Any:
     """See :func:`msmon_stats.merge`."""
     total = a + b
-    return ops.concat(
-        (
-            total[..., :MIN],
-            mint.minimum(a[..., MIN:MAX], b[..., MIN:MAX]),
-            mint.maximum(a[..., MAX:SUM], b[..., MAX:SUM]),
-            total[..., SUM:],
-        ),
-        -1,
-    )
+    low = mint.minimum(a[..., MIN:MAX], b[..., MIN:MAX])
+    high = mint.maximum(a[..., MAX:SUM], b[..., MAX:SUM])
+    return ops.concat((total[..., :MIN], low, high, total[..., SUM:]), -1)
 
 
-def to_host(matrix: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+def to_host(matrix: Any) -> Matrix:
     """Wait for the device and copy the partials to the host."""
-    return matrix.asnumpy()  # type: ignore[no-any-return]
+    array: Matrix = matrix.asnumpy()
+    return array

@@ -1,7 +1,18 @@
 """Statistics of numpy arrays. The functions are those of :mod:`msmon_stats`, for arrays only."""
 
 from msmon_stats.numpy._buffer import PartialBuffer, Transfer
-from msmon_stats.numpy._partial import merge, partial, partial_many, to_host
+from msmon_stats.numpy._math import MATH
+from msmon_stats.numpy._partial import merge, partial, partial_many, to_host, usable_kernels
 from msmon_stats.numpy._values import unsupported_reason
 
-__all__ = ["PartialBuffer", "Transfer", "merge", "partial", "partial_many", "to_host", "unsupported_reason"]
+__all__ = [
+    "MATH",
+    "PartialBuffer",
+    "Transfer",
+    "merge",
+    "partial",
+    "partial_many",
+    "to_host",
+    "unsupported_reason",
+    "usable_kernels",
+]

@@ -27,9 +27,24 @@ def usable_kernels(device_type: str) -> tuple[str, ...]:
         kernels = ("cpu", "operators") if has_cpu_kernel() else ("operators",)
         return (*kernels, "triton") if os.environ.get("TRITON_INTERPRET") == "1" and has_triton() else kernels
     if device_type == "cuda":
-        return ("triton", "operators") if has_triton() else ("operators",)
+        return ("triton", "operators") if has_triton() and _triton_works(device_type) else ("operators",)
     # Triton serves further accelerators; there the operators are the safe choice.
     return ("operators", "triton") if has_triton() else ("operators",)
+
+
+def _triton_works(device_type: str) -> bool:
+    """Triton needs a compiler on the machine, so it is tried once."""
+    try:
+        from msmon_stats.torch import _triton
+
+        probe = torch.zeros(1, device=device_type)
+        _triton.write_rows(
+            [probe, probe], on_device(DEFAULT_EPS, probe.device), probe.new_empty((2, WIDTH), dtype=torch.float64)
+        )
+    except Exception:
+        _log.warning("the Triton kernels do not work here; slower operators take their place", exc_info=True)
+        return False
+    return True
 
 
 def partial(

@@ -1,0 +1,149 @@
+"""Hooks around calls of modules, also of modules that torch.compile runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import define, field
+from torch import nn
+
+from msmon_hooks.registrations import Registrations, Removable
+from msmon_hooks.torch.hooks import Hook
+
+
+def _find_is_compiling() -> Callable[[], bool]:
+    known = getattr(torch.compiler, "is_compiling", None)
+    if known is None:
+        from torch._dynamo import is_compiling as known
+    return known  # type: ignore[no-any-return]
+
+
+is_compiling = _find_is_compiling()
+"""Whether torch.compile is tracing the code that asks. It is a constant for the tracer: the code behind it leaves
+nothing in the compiled graph, no break, no guard."""
+
+
+class ModuleHook(Hook):
+    """A hook on a module's forward. Subclasses say in :meth:`fire` what it does.
+
+    Traced by torch.compile it does nothing. A graph break at every module would show the tensors, but it also takes
+    apart what the compiler fuses, and with it changes the losses (seen in bfloat16).
+    """
+
+    muted = False
+    """The call is watched from outside of its compiled region."""
+
+    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The module is called, or has returned ``output``."""
+        raise NotImplementedError
+
+
+class BeforeCall(ModuleHook):
+    """Fires before a module runs; ``output`` is None."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not is_compiling() and not self.muted:
+            self.fire(module, args, kwargs, None)
+
+
+class AfterCall(ModuleHook):
+    """Fires after a module has run."""
+
+    always = False
+    """Also when the module raised; ``output`` is None then."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        # torch leaves the keyword arguments out where the module raised.
+        if not is_compiling() and not self.muted:
+            self.fire(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+
+
+@define(slots=True, eq=False)
+class _Watched:
+    """A hooked module."""
+
+    module: nn.Module
+    handles: dict[ModuleHook, Removable] = field(factory=dict)
+    """The hooks in the order in which they run, and what takes each off."""
+    compiled: Any = None
+    """The replacement of the module's compiled call, where there is one."""
+    patch: Registrations = field(factory=Registrations)
+
+
+class ModuleCalls:
+    """Registers hooks on modules' forwards and takes them off.
+
+    Inside a compiled region hooks are silent. A module that is the entry of one (``module.compile()``) is watched
+    from outside: its compiled call is wrapped.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, _Watched] = {}
+
+    def add(self, module: nn.Module, hook: BeforeCall | AfterCall) -> None:
+        """Run ``hook`` at each call of ``module``, behind the hooks that are there."""
+        watched = self._watched.setdefault(id(module), _Watched(module))
+        if isinstance(hook, BeforeCall):
+            handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+        else:
+            handle = module.register_forward_hook(hook, with_kwargs=True, always_call=hook.always)
+        watched.handles[hook] = handle
+        self._wrap(watched)
+
+    def remove(self, module: nn.Module, hook: BeforeCall | AfterCall) -> None:
+        """Take a hook off."""
+        watched = self._watched[id(module)]
+        watched.handles.pop(hook).remove()
+        if not watched.handles:
+            watched.patch.close()
+            del self._watched[id(module)]
+
+    def refresh(self) -> None:
+        """Notice modules that were compiled since they were hooked."""
+        for watched in self._watched.values():
+            self._wrap(watched)
+
+    def _wrap(self, watched: _Watched) -> None:
+        present = getattr(watched.module, "_compiled_call_impl", None)
+        if present is None or present is watched.compiled:
+            return
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if is_compiling():
+                    return original(*args, **kwargs)
+                return _call(watched, original, args, kwargs)
+
+            watched.compiled = call
+            return call
+
+        watched.patch.patch(watched.module, "_compiled_call_impl", make)
+
+    def close(self) -> None:
+        """Take all hooks off all modules."""
+        for watched in list(self._watched.values()):
+            for hook in list(watched.handles):
+                self.remove(watched.module, hook)  # type: ignore[arg-type]
+
+
+def _call(watched: _Watched, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # A copy, since a hook may take itself off. Where the compiler gives up it runs the module as it is, hooks and
+    # all: these are muted, or the call would be seen twice.
+    hooks = list(watched.handles)
+    for hook in hooks:
+        if isinstance(hook, BeforeCall):
+            hook.fire(watched.module, args, kwargs, None)
+    output, returned = None, False
+    for hook in hooks:
+        hook.muted = True
+    try:
+        output = original(*args, **kwargs)
+        returned = True
+    finally:
+        for hook in hooks:
+            hook.muted = False
+            if isinstance(hook, AfterCall) and (returned or hook.always):
+                hook.fire(watched.module, args, kwargs, output)
+    return output

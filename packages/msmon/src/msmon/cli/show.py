@@ -1,0 +1,126 @@
+"""Print a run's summary: what was recorded, the largest values, anomalies, and what is missing.
+
+RUN is the output directory of a run ($MONITOR_OUTPUT_DIR, by default ./monitor_output), or one run directory in it.
+Of several runs in it each rank's newest is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from msmon.cli._reading import console, fail, number, progress, table, text
+
+if TYPE_CHECKING:
+    from msmon.reading.summary import Summary
+
+EPILOG = """\
+examples:
+  msmon show monitor_output
+  msmon show monitor_output/Dec03_21-34-40-rank0-3f1a9c2e     one rank alone
+
+exit status:
+  0  done
+  2  RUN cannot be read"""
+
+_ROWS = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="output directory of a run, or one run directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from msmon.reading import UnusableRun
+        from msmon.reading.summary import summarize
+    except ImportError as error:
+        return fail("show", error)
+    try:
+        with progress("reading") as tell:
+            summary = summarize(args.run, progress=tell)
+    except UnusableRun as error:
+        return fail("show", error)
+    out = console()
+    for part in (_head, _types, _peaks, _anomalies, _coverage):
+        part(out, summary)
+    for note in summary.run.notes:
+        out.print(text(f"note: {note}", "yellow"), soft_wrap=True)
+    return 0
+
+
+def _head(out: Console, summary: Summary) -> None:
+    info, ranks = summary.run.info, len(summary.run.ranks)
+    parts = [" ".join(str(info[key]) for key in ("framework", "framework_version") if info.get(key))]
+    if info.get("engine"):
+        parts.append(f"engine {info['engine']}")
+    world = info.get("world_size")
+    more = f" of {world}" if isinstance(world, int) and world > ranks else ""
+    parts.append(f"{ranks} rank{'s'[: ranks != 1]}{more}")
+    parts += [f"{word} {info[key]}" for word, key in (("msmon", "msmon"), ("began", "start_time")) if info.get(key)]
+    out.print(text(summary.run.directory.resolve(), "bold"), soft_wrap=True)
+    out.print(text(", ".join(part for part in parts if part)), soft_wrap=True)
+
+
+def _types(out: Console, summary: Summary) -> None:
+    shown = table(
+        "Recorded", "data type", "tensors", "steps", "ranks", "NaN or Inf in", "statistics", right=("tensors", "ranks")
+    )
+    for one in summary.types:
+        first, last, count = one.steps
+        steps = str(first) if first == last else f"{first} to {last}" + (f" ({count})" if count <= last - first else "")
+        strange = text(f"{one.not_finite} tensors", "bold red") if one.not_finite else text("-", "dim")
+        cells = [text(one.data_type), text(one.tensors), text(steps), text(one.ranks), strange]
+        shown.add_row(*cells, text(", ".join(one.stats)))
+    out.print()
+    out.print(shown)
+
+
+def _peaks(out: Console, summary: Summary) -> None:
+    shown = table("Largest", "data type", "tensor", "statistic", "value", "step", "rank", right=("value", "step", "rank"))
+    for one in summary.types:
+        # Several data types: a few of each say more than many of one.
+        for peak in one.peaks[: max(_ROWS // len(summary.types), 2)]:
+            shown.add_row(
+                text(peak.data_type),
+                text(peak.tensor.label()),
+                text(peak.stat),
+                text(number(peak.value)),
+                text(peak.step),
+                text(peak.rank),
+            )
+    out.print()
+    out.print(shown)
+
+
+def _anomalies(out: Console, summary: Summary) -> None:
+    found = summary.anomalies
+    out.print()
+    if not found.total:
+        out.print(text("No anomaly was recorded.", "green"))
+        return
+    steps, last = len(found.spread), found.spread[-1].step
+    title = f"Anomalies: {found.total:,} in {steps} step{'s'[: steps != 1]} from {found.spread[0].step} to {last}, the first"
+    shown = table(title, "step", "micro-step", "phase", "rank", "data type", "tensor", "what fired", right=("step", "rank"))
+    for one in found.first[:_ROWS]:
+        micro_step = "" if one.micro_step is None else one.micro_step
+        cells = [one.step, micro_step, one.phase, one.rank, one.data_type, one.tensor.label(), one.fired()]
+        shown.add_row(*map(text, cells))
+    out.print(shown)
+
+
+def _coverage(out: Console, summary: Summary) -> None:
+    out.print()
+    if not summary.expected:
+        out.print(text("No coverage.json: what is missing is not known.", "yellow"))
+    elif not summary.missing:
+        out.print(text(f"Nothing is missing: {sum(summary.expected.values()):,} tensors were expected and seen.", "green"))
+    else:
+        out.print(text(f"Missing: {len(summary.missing):,} tensors", "bold yellow"))
+        for (data_type, reason), count in Counter((kind, reason) for kind, _, reason in summary.missing).most_common(_ROWS):
+            names = [name for kind, name, why in summary.missing if (kind, why) == (data_type, reason)]
+            more = f" and {count - 3:,} more" if count > 3 else ""
+            out.print(text(f"  {data_type}: {', '.join(names[:3])}{more}: {reason}"), soft_wrap=True)

@@ -1,0 +1,16 @@
+"""Reading a run from its output files: a summary, a page to look at, and where two runs differ. Needs no framework."""
+
+try:
+    import pyarrow as _pyarrow  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "reading a run needs pyarrow, which reads its CSV and Parquet files: pip install 'msmon[report]'"
+    ) from error
+
+from .diff import diff_runs, write_diff_page
+from .errors import UnusableRun
+from .report import write_report
+from .run import Run, open_run
+from .summary import summarize
+
+__all__ = ["Run", "UnusableRun", "diff_runs", "open_run", "summarize", "write_diff_page", "write_report"]

@@ -1,0 +1,154 @@
+"""The anomalies of a run: the first ones in the order in which they happened, and how they spread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from msmon_alert.ordering import FirstRecords
+from msmon_alert.reading import BrokenFileError, RecordReader
+from msmon_alert.record import PHASE_NAMES, phase
+
+from .index import TensorKey
+
+#: How many anomalies are kept one by one; the others are counted.
+KEPT = 500
+#: How many (data type, tensor, step) are kept to be marked.
+MARKED = 50_000
+
+_TAG = re.compile(r"(?:(?P<stage>\d+):)?(?P<name>.*)/rank(?P<rank>\d+)/(?P<data_type>[^/]*)", re.DOTALL)
+_MICRO_STEP = re.compile(r":\d+$")
+_WITH_MICRO_STEP = frozenset({"actv", "actv_grad", "attention_hook", "moe_router_logit_hook"})
+
+
+@attrs.frozen(kw_only=True)
+class Anomaly:
+    """One tensor in one step on one rank, with everything that fired on it."""
+
+    step: int
+    micro_step: int | None
+    rank: int
+    phase: str
+    """`weights`, `forward`, `backward` or `optimizer`."""
+    data_type: str
+    tensor: TensorKey
+    stats: tuple[str, ...]
+    """The statistics that fired; empty in files of the older tool."""
+    values: tuple[str, ...]
+    """Their values, as they are to be shown."""
+    message: str
+
+    def fired(self) -> str:
+        """What fired: each statistic with its value, or the message of the older tool."""
+        return ", ".join(f"{stat} {value}" for stat, value in zip(self.stats, self.values, strict=True)) or self.message
+
+
+@attrs.frozen(kw_only=True)
+class StepSpread:
+    """How far anomalies reached in one step."""
+
+    step: int
+    tensors: int
+    """Tensors of all data types, each once however many ranks."""
+    ranks: tuple[int, ...]
+    phases: Mapping[str, int]
+    """Phase -> tensors."""
+
+
+@attrs.frozen(kw_only=True)
+class Anomalies:
+    """What the anomaly files of all ranks say."""
+
+    total: int
+    first: Sequence[Anomaly]
+    """The first `KEPT`, earliest first."""
+    spread: Sequence[StepSpread]
+    """Every step with anomalies, ascending."""
+    marks: Mapping[str, frozenset[tuple[TensorKey, int]]]
+    """Data type -> tensors and steps, at most `MARKED` in all, the first in the files."""
+
+
+def read_anomalies(directory: Path, notes: list[str]) -> Anomalies:
+    """Read `anomaly_detected/rank*/anomaly.json` under an output directory, or beside a run directory.
+
+    A damaged file is read up to the damage, and `notes` says so.
+    """
+    first = FirstRecords(KEPT)
+    steps: dict[int, dict[str, set[tuple[str, TensorKey]]]] = {}
+    ranks: dict[int, set[int]] = {}
+    marks: dict[str, set[tuple[TensorKey, int]]] = {}
+    total = marked = 0
+    for path in _files(directory):
+        try:
+            for key, record in RecordReader(path):
+                try:
+                    first.add(key, record)
+                    anomaly = _anomaly(record)
+                except (ValueError, AttributeError) as error:
+                    notes.append(f"{path}: the record {key!r:.80} was left out: {error}")
+                    continue
+                total += 1
+                phases = steps.setdefault(anomaly.step, {})
+                phases.setdefault(anomaly.phase, set()).add((anomaly.data_type, anomaly.tensor))
+                ranks.setdefault(anomaly.step, set()).add(anomaly.rank)
+                if marked < MARKED:
+                    marked += 1
+                    marks.setdefault(anomaly.data_type, set()).add((anomaly.tensor, anomaly.step))
+        except (BrokenFileError, OSError) as error:
+            notes.append(str(error))
+    return Anomalies(
+        total=total,
+        first=[_anomaly(record) for _, record in first],
+        spread=[
+            StepSpread(
+                step=step,
+                tensors=sum(len(tensors) for tensors in steps[step].values()),
+                ranks=tuple(sorted(ranks[step])),
+                phases={name: len(steps[step][name]) for name in PHASE_NAMES if name in steps[step]},
+            )
+            for step in sorted(steps)
+        ],
+        marks={data_type: frozenset(found) for data_type, found in marks.items()},
+    )
+
+
+def _files(directory: Path) -> list[Path]:
+    for base in (directory, directory.parent):
+        files = sorted((base / "anomaly_detected").glob("rank*/anomaly.json"))
+        if files:
+            # Of one run directory only its own rank's anomalies.
+            rank = re.search(r"-rank(\d+)", directory.name)
+            own = [path for path in files if rank and path.parent.name == f"rank{rank[1]}"]
+            return own if base != directory and own else files
+    return []
+
+
+def _anomaly(record: Mapping[str, Any]) -> Anomaly:
+    tag = record["tag_name"]
+    match = _TAG.fullmatch(tag)
+    name = match["name"] if match else tag
+    data_type = match["data_type"] if match else ""
+    micro_step = record.get("micro_step")
+    if micro_step is not None and (data_type in _WITH_MICRO_STEP or data_type == "grad_unreduced"):
+        name = _MICRO_STEP.sub("", name)
+    fired = record.get("stats")
+    stats = fired if isinstance(fired, Mapping) else {}
+    return Anomaly(
+        step=record["step"],
+        micro_step=micro_step,
+        rank=record["rank"],
+        phase=PHASE_NAMES[phase(tag)],
+        data_type=data_type,
+        tensor=TensorKey(record["pp_stage"], record["vpp_stage"], name),
+        stats=tuple(stats),
+        values=tuple(_value(one) for one in stats.values()),
+        message=str(record.get("message", "")),
+    )
+
+
+def _value(fired: object) -> str:
+    value = fired.get("value") if isinstance(fired, Mapping) else None
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str("" if value is None else value)

@@ -1,0 +1,102 @@
+"""The values of one data type on one rank, as dense arrays of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from .index import Index, Ints, RowNumbers, TensorKey
+from .pieces import KEYS, Piece
+from .run import RankRun
+from .statistics import Floats
+
+#: 32 MiB of float64: small enough that a few temporaries of this size do no harm.
+BLOCK_CELLS = 4 << 20
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Block:
+    """Consecutive steps of one data type on one rank."""
+
+    first: int
+    """The position of the first step in the index."""
+    values: Floats
+    """Shape (statistics, steps, rows); NaN where there is no value."""
+    present: npt.NDArray[np.bool_]
+    """The same shape: is there a value? (A value may be NaN.)"""
+
+
+def read_blocks(
+    rank: RankRun,
+    index: Index,
+    *,
+    rename: Callable[[TensorKey], TensorKey] | None = None,
+    multiple: int = 1,
+    cells: int = BLOCK_CELLS,
+) -> Iterator[Block]:
+    """The values in the order of the steps, all steps of the index.
+
+    A step that was written twice (a training that went on from an older checkpoint) has the later values.
+
+    Args:
+        rename: as given to `build_index`.
+        multiple: each block but the last has a multiple of so many steps.
+        cells: how many values a block holds at most, if `multiple` allows.
+    """
+    numbering = RowNumbers(index.rows, rank, rename=rename)
+    pieces = rank.pieces.get(index.data_type, ())
+    rows = len(index.rows)
+    length = max(cells // max(rows * len(index.stats), 1) // multiple, 1) * multiple
+    loaded = _Loaded((*KEYS, *index.stats))
+    for first in range(0, len(index.steps), length):
+        steps = index.steps[first : first + length]
+        shape = (len(index.stats), len(steps), rows)
+        block = Block(first=first, values=np.full(shape, np.nan), present=np.zeros(shape, dtype=np.bool_))
+        for piece in pieces:
+            if piece.first_step <= steps[-1] and piece.last_step >= steps[0]:
+                _fill(block, loaded.table(piece), steps, index.stats, numbering)
+        if "nans" in index.stats:
+            # The older tool writes a row of nan for a tensor that does not exist; a count is never NaN.
+            block.present[:, np.isnan(block.values[index.stats.index("nans")])] = False
+        yield block
+
+
+class _Loaded:
+    """Keeps the last table: a piece may reach over the end of a block."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._piece: Piece | None = None
+        self._table: Any = None
+
+    def table(self, piece: Piece) -> Any:
+        if piece is not self._piece:
+            self._piece, self._table = piece, piece.load(self._columns)[0]
+        return self._table
+
+
+def _fill(block: Block, table: Any, steps: Ints, stats: Sequence[str], numbering: RowNumbers) -> None:
+    if not table.num_rows:
+        return
+    step = table["step"].to_numpy()
+    at = np.minimum(np.searchsorted(steps, step), len(steps) - 1)
+    rows = numbering.of(table)
+    wanted = (steps[at] == step) & (rows >= 0)
+    every = bool(wanted.all())
+    cell = at * block.values.shape[2] + rows
+    cell = cell if every else cell[wanted]
+    for number, stat in enumerate(stats):
+        if stat not in table.column_names:
+            continue
+        column = table[stat]
+        values = column.to_numpy() if every else column.to_numpy()[wanted]
+        block.values[number].reshape(-1)[cell] = values
+        if column.null_count:
+            there = ~column.is_null().to_numpy() if every else ~column.is_null().to_numpy()[wanted]
+            block.present[number].reshape(-1)[cell] = there
+        else:
+            block.present[number].reshape(-1)[cell] = True

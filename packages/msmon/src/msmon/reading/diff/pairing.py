@@ -1,0 +1,170 @@
+"""Which rows, steps, statistics and ranks of two runs belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import numpy as np
+
+from ..blocks import Block, read_blocks
+from ..errors import UnusableRun
+from ..index import Index, TensorKey, build_index
+from ..run import RankRun, Run
+from .merging import merged_blocks
+from .result import OneSided
+from .rules import NameRules, Side
+
+#: Values that are each rank's own: with other ranks they are other values.
+_OWN = frozenset({"grad_unreduced", "actv_grad"})
+#: Statistics of an activation that are right however ranks share it: split by batch, by features or repeated.
+_SHARED = ("min", "max", "absmax")
+_ACTIVATIONS = frozenset({"actv", "attention_hook", "moe_router_logit_hook"})
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class SidedRun:
+    """A run with the names under which it is compared."""
+
+    run: Run
+    side: Side
+    rules: NameRules
+
+    def index(self, data_type: str) -> Index:
+        """The rows of a data type. UnusableRun where two tensors get the same name."""
+        taken: dict[TensorKey, TensorKey] = {}
+        dropped = TensorKey(-1, -1, "")
+
+        def rename(key: TensorKey) -> TensorKey:
+            new = self.rules.rename(key, self.side)
+            if new is None:
+                return dropped
+            if taken.setdefault(new, key) != key:
+                raise UnusableRun(
+                    f"--map gives {taken[new].name!r} and {key.name!r} of run {self.side.upper()} the same name {new.name!r}"
+                )
+            return new
+
+        return build_index(self.run, data_type, rename=rename, keep=lambda key: key is not dropped)
+
+    def renamer(self) -> Callable[[TensorKey], TensorKey]:
+        """For reading blocks: names that are left out become one that no index has."""
+        return lambda key: self.rules.rename(key, self.side) or TensorKey(-1, -1, "")
+
+
+@attrs.frozen(kw_only=True)
+class Pairs:
+    """Everything that two runs have in common, and what only one of them has."""
+
+    indices: Sequence[Index]
+    """For each common data type what both have, in the order of run A."""
+    one_sided: Sequence[OneSided]
+    notes: Sequence[str]
+
+
+def same_layout(a: Run, b: Run) -> bool:
+    """Do the ranks of both runs correspond?"""
+    return {r: one.pp_stage for r, one in a.ranks.items()} == {r: one.pp_stage for r, one in b.ranks.items()}
+
+
+def pair_runs(a: SidedRun, b: SidedRun) -> Pairs:
+    """What can be compared. UnusableRun where there is nothing."""
+    notes: list[str] = []
+    common = [data_type for data_type in a.run.data_types if data_type in b.run.data_types]
+    for one, other in ((a, b), (b, a)):
+        only = [data_type for data_type in one.run.data_types if data_type not in other.run.data_types]
+        if only:
+            notes.append(f"only run {one.side.upper()} recorded {', '.join(only)}")
+    merged = not same_layout(a.run, b.run)
+    left = [data_type for data_type in common if merged and data_type in _OWN]
+    if left:
+        common = [data_type for data_type in common if data_type not in _OWN]
+        notes.append(f"{', '.join(left)} cannot be compared: with other ranks each holds another part of the batch")
+    indices: list[Index] = []
+    one_sided: list[OneSided] = []
+    more_steps: dict[tuple[int, str], list[str]] = {}
+    for data_type in common:
+        index_a, index_b = a.index(data_type), b.index(data_type)
+        one_sided += [*_only(index_a, index_b, "A"), *_only(index_b, index_a, "B")]
+        both = _both(index_a, index_b)
+        for index, name in ((index_a, "A"), (index_b, "B")):
+            if len(index.steps) > len(both.steps):
+                more_steps.setdefault((len(index.steps) - len(both.steps), name), []).append(data_type)
+        if merged and data_type in _ACTIVATIONS:
+            both = attrs.evolve(both, stats=tuple(stat for stat in both.stats if stat in _SHARED))
+            notes.append(
+                f"{data_type}: ranks can share activations in several ways, so of the merged ones only "
+                f"{', '.join(both.stats) or 'nothing'} is compared"
+            )
+        if both.stats and len(both.steps) and both.rows:
+            indices.append(both)
+    for (count, name), data_types in more_steps.items():
+        notes.append(f"{count} steps of {', '.join(data_types)} are only in run {name} and were not compared")
+    if not indices:
+        raise UnusableRun(
+            f"{a.run.directory} and {b.run.directory} have nothing in common to compare: "
+            f"A recorded {', '.join(a.run.data_types)}, B {', '.join(b.run.data_types)}"
+            + ("; no names and steps of a common data type agree: give --map rules" if common else "")
+        )
+    return Pairs(indices=indices, one_sided=one_sided, notes=[*notes, *_ranks_on_one_side(a, b, indices)])
+
+
+def _both(a: Index, b: Index) -> Index:
+    return Index(
+        data_type=a.data_type,
+        stats=tuple(stat for stat in a.stats if stat in b.stats),
+        steps=np.intersect1d(a.steps, b.steps),
+        rows={row: number for number, row in enumerate(row for row in a.rows if row in b.rows)},
+    )
+
+
+def _only(one: Index, other: Index, name: str) -> Iterator[OneSided]:
+    """Tensors that the other index lacks, and micro-steps of tensors that both have."""
+    known = {row.tensor for row in other.rows}
+    more: dict[int, int] = {}
+    for row in one.rows:
+        if row in other.rows:
+            continue
+        if row.tensor in known:
+            more[row.micro_step] = more.get(row.micro_step, 0) + 1
+        else:
+            known.add(row.tensor)
+            yield OneSided(data_type=one.data_type, what=row.tensor.label(), only_in=name)
+    for micro_step, count in more.items():
+        what = f"micro-step {micro_step} of {count} tensors" if micro_step >= 0 else f"{count} tensors without micro-steps"
+        yield OneSided(data_type=one.data_type, what=what, only_in=name)
+
+
+def paired_blocks(
+    a: SidedRun, b: SidedRun, index: Index, multiple: int
+) -> Iterator[tuple[int | None, Iterator[tuple[Block, Block]]]]:
+    """The blocks of both runs side by side: for each rank, or once for all ranks merged (None)."""
+    if same_layout(a.run, b.run):
+        for rank in a.run.ranks:
+            sides = [_blocks(one, one.run.ranks[rank], index, multiple) for one in (a, b)]
+            if all(index.data_type in one.run.ranks[rank].pieces for one in (a, b)):
+                yield rank, zip(*sides, strict=True)
+    else:
+        sides = [
+            merged_blocks([_blocks(one, rank, index, multiple) for rank in one.run.ranks.values()], one, index)
+            for one in (a, b)
+        ]
+        yield None, zip(*sides, strict=True)
+
+
+def _blocks(one: SidedRun, rank: RankRun, index: Index, multiple: int) -> Iterator[Block]:
+    return read_blocks(rank, index, rename=one.renamer(), multiple=multiple)
+
+
+def _ranks_on_one_side(a: SidedRun, b: SidedRun, indices: Sequence[Index]) -> Iterator[str]:
+    if not same_layout(a.run, b.run):
+        return
+    for index in indices:
+        for one, other in ((a, b), (b, a)):
+            ranks = [
+                rank
+                for rank in one.run.ranks
+                if index.data_type in one.run.ranks[rank].pieces and index.data_type not in other.run.ranks[rank].pieces
+            ]
+            if ranks:
+                yield f"{index.data_type}: ranks {ranks} recorded it only in run {one.side.upper()}"

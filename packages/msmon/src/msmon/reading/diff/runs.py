@@ -1,0 +1,210 @@
+"""Compares two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import numpy as np
+from msmon_alert.record import order_key
+
+from ..errors import UnusableRun
+from ..index import Index, RowKey
+from ..run import execution_position, open_run
+from .compare import Comparison, FirstSeen, NoiseMeter
+from .gathering import Gathered, Gatherer
+from .pairing import Pairs, SidedRun, pair_runs, paired_blocks
+from .result import Difference, DiffResult, OneSided
+from .rules import NameRules
+from .tolerance import Noise, Tolerance
+
+#: Rows of one data type; a micro-step or a data type never has more.
+_PLENTY = 1 << 40
+
+
+@attrs.frozen(kw_only=True)
+class Compared:
+    """One data type on one rank (None: all ranks merged)."""
+
+    index: Index
+    rank: int | None
+    found: Comparison
+
+
+def diff_runs(
+    run_a: str | Path,
+    run_b: str | Path,
+    *,
+    rtol: float = 1e-3,
+    atol: float = 1e-8,
+    rules: NameRules | None = None,
+    baselines: Sequence[str | Path] = (),
+    gather: Callable[[Gathered], None] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> DiffResult:
+    """Compare everything that two runs have in common.
+
+    Values count as different when abs(a - b) > atol + rtol * size (see `Tolerance`), or when one is NaN or another
+    infinity.
+
+    Args:
+        run_a, run_b: output directories.
+        rules: give renamed tensors the same name.
+        baselines: repetitions of run A. Three times the largest difference between A and a repetition, for the same
+            tensor and statistic, is added to the tolerance.
+        gather: is handed binned values of each data type, for a page.
+        progress: told what is being compared.
+
+    Raises:
+        UnusableRun: a run cannot be read, or they have nothing in common.
+
+    Example:
+        >>> diff_runs("monitor_output", "monitor_output_2").equal  # doctest: +SKIP
+        True
+    """
+    rules = rules or NameRules()
+    a = SidedRun(run=open_run(run_a), side="a", rules=rules)
+    b = SidedRun(run=open_run(run_b), side="b", rules=rules)
+    repeats = [SidedRun(run=open_run(path), side="a", rules=rules) for path in baselines]
+    pairs = pair_runs(a, b)
+    notes = list(pairs.notes)
+    if not any(index.data_type == "actv" for index in pairs.indices):
+        notes.append(
+            "no activations were compared: the first difference is where the backward pass or the update shows it, "
+            "which may be another layer than the cause"
+        )
+    tolerance = Tolerance(rtol=rtol, atol=atol)
+    compared: list[Compared] = []
+    for index in pairs.indices:
+        noise = None
+        if repeats:
+            progress(f"noise of {index.data_type}")
+            noise = _noise(a, repeats, index, notes)
+        progress(f"values of {index.data_type}")
+        gatherer = None if gather is None else Gatherer(a, b, index)
+        for rank, blocks in paired_blocks(a, b, index, 1 if gatherer is None else gatherer.bins.width):
+            comparison = Comparison(index, tolerance, noise)
+            for block_a, block_b in blocks:
+                excess = comparison.add(block_a, block_b)
+                if gatherer is not None:
+                    gatherer.add(rank, block_a, block_b, excess)
+            compared.append(Compared(index=index, rank=rank, found=comparison))
+        if gather is not None and gatherer is not None:
+            gather(gatherer.result())
+    for one in (a, b):
+        notes += [f"run {one.side.upper()}: {note}" for note in one.run.notes]
+    if not sum(one.found.compared for one in compared):
+        raise UnusableRun(f"{a.run.directory} and {b.run.directory} have no value in common")
+    return _result(pairs, compared, notes)
+
+
+def _noise(a: SidedRun, repeats: Sequence[SidedRun], index: Index, notes: list[str]) -> Noise:
+    meter = NoiseMeter(index)
+    for repeat in repeats:
+        known = repeat.index(index.data_type)
+        missing = len({row.tensor for row in index.rows} - {row.tensor for row in known.rows})
+        if missing:
+            notes.append(f"the baseline lacks {missing} tensors of {index.data_type}: only what is typical applies to them")
+        steps = np.intersect1d(index.steps, known.steps)
+        if len(steps):
+            for _, blocks in paired_blocks(a, repeat, attrs.evolve(index, steps=steps), 1):
+                meter.add(blocks)
+    return meter.noise()
+
+
+def _result(pairs: Pairs, compared: Sequence[Compared], notes: list[str]) -> DiffResult:
+    steps = np.unique(np.concatenate([index.steps for index in pairs.indices]))
+    one_sided = list(pairs.one_sided)
+    for one in compared:
+        one_sided += _sometimes(one)
+    return DiffResult(
+        first=_first(compared, lambda found: found.first),
+        onset=next(iter(_first(compared, lambda found: found.onset)), None),
+        worst=_worst(compared),
+        one_sided=one_sided,
+        compared_tensors=sum(len(index.tensors()[0]) for index in pairs.indices),
+        compared_values=sum(one.found.compared for one in compared),
+        different_values=sum(one.found.different for one in compared),
+        steps=(int(steps[0]), int(steps[-1]), len(steps)),
+        notes=list(dict.fromkeys(notes)),
+    )
+
+
+def _sometimes(one: Compared) -> Iterator[OneSided]:
+    """Tensors of which a run lacks the value at some of the common steps."""
+    rows = list(one.index.rows)
+    for name, only in zip("AB", one.found.only, strict=True):
+        counts = only.max(axis=0)
+        for row in np.flatnonzero(counts):
+            where = f"{rows[row].tensor.label()} at {counts[row]} of the common steps"
+            where += f", micro-step {rows[row].micro_step}" if rows[row].micro_step >= 0 else ""
+            where += "" if one.rank is None else f", rank {one.rank}"
+            yield OneSided(data_type=one.index.data_type, what=where, only_in=name)
+
+
+def _first(compared: Sequence[Compared], seen: Callable[[Comparison], FirstSeen]) -> list[Difference]:
+    """What was seen at the earliest step of all, in the order of execution."""
+    starts = [(int(seen(one.found).step.min()), one) for one in compared]
+    earliest = min((int(one.index.steps[at]) for at, one in starts if at != FirstSeen.never), default=None)
+    if earliest is None:
+        return []
+    last_micro = max(row.micro_step for one in compared for row in one.index.rows)
+    found = []
+    for at, one in starts:
+        if at == FirstSeen.never or one.index.steps[at] != earliest:
+            continue
+        first, rows = seen(one.found), list(one.index.rows)
+        here = first.step == at
+        for row in np.flatnonzero(here.any(axis=0)):
+            stat = int(np.argmax(np.where(here[:, row], first.excess[:, row], -1)))
+            values = first.a[stat, row], first.b[stat, row], first.excess[stat, row]
+            found.append((_place(one, rows[row], row, last_micro), _difference(one, rows[row], stat, earliest, values)))
+    return [difference for _, difference in sorted(found, key=lambda pair: pair[0])]
+
+
+def _place(one: Compared, row: RowKey, number: int, last_micro: int) -> tuple[int, tuple[int, ...]]:
+    """Sorts tensors of one step in the order of execution, which is the order of anomalies."""
+    key = row.tensor
+    _, micro_step, place = order_key(
+        {
+            "tag_name": f"{key.vpp_stage}:{key.name}/rank{one.rank or 0}/{one.index.data_type}",
+            "step": 0,
+            "micro_step": row.micro_step if row.micro_step >= 0 else None,
+            "pp_stage": key.pp_stage,
+            "vpp_stage": key.vpp_stage,
+            "call_id": execution_position(one.index.data_type)[0] * _PLENTY + int(number),
+            "rank": one.rank or 0,
+        }
+    )
+    return (max(last_micro, 0) if micro_step is None else micro_step), place
+
+
+def _worst(compared: Sequence[Compared]) -> list[Difference]:
+    worst: dict[tuple[str, object], Difference] = {}
+    for one in compared:
+        rows = list(one.index.rows)
+        for row in np.flatnonzero((one.found.worst_excess > 1).any(axis=0)):
+            stat = int(one.found.worst_excess[:, row].argmax())
+            found = one.found
+            values = found.worst_a[stat, row], found.worst_b[stat, row], found.worst_excess[stat, row]
+            step = int(one.index.steps[found.worst_step[stat, row]])
+            difference = _difference(one, rows[row], stat, step, values)
+            place = (one.index.data_type, rows[row].tensor)
+            if place not in worst or difference.excess > worst[place].excess:
+                worst[place] = difference
+    return sorted(worst.values(), key=lambda difference: -difference.excess)
+
+
+def _difference(one: Compared, row: RowKey, stat: int, step: int, values: tuple[float, float, float]) -> Difference:
+    return Difference(
+        data_type=one.index.data_type,
+        tensor=row.tensor,
+        micro_step=row.micro_step if row.micro_step >= 0 else None,
+        rank=one.rank,
+        step=step,
+        stat=one.index.stats[stat],
+        a=float(values[0]),
+        b=float(values[1]),
+        excess=float(values[2]),
+    )

@@ -1,0 +1,193 @@
+"""Assembles the page, smaller and smaller until it fits."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ..binning import Bits
+from ..index import TensorKey
+from ..statistics import preferred, scale_of, worst_of
+from .blobs import encode
+from .fitting import Fit, fit
+from .series import Panel, TypeSeries
+
+#: Bytes. Pages of this size go through mail and open at once.
+PAGE_LIMIT = 10_000_000
+
+_STYLES = ("uPlot.min.css", "page.css")
+_SCRIPTS = ("data.js", "colors.js", "heatmap.js", "curves.js", "page.js")
+_FRAME_BYTES = 150_000
+_TRIES = 6
+
+
+@attrs.frozen(kw_only=True)
+class Page:
+    """Everything that a page shows."""
+
+    kind: str
+    """`report` or `diff`."""
+    title: str
+    subtitle: str
+    panels: Sequence[Panel]
+    series: Sequence[TypeSeries]
+    lines: Sequence[str]
+    """What the lines of the series are called: ranks or runs."""
+    worst_label: str
+    mark_label: str
+    first_type: str | None = None
+    """The data type that is shown first; default: the first."""
+    colors: Sequence[int] = ()
+    """For each line the number of its colour; default: each its own."""
+    dashes: Sequence[int] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Written:
+    """What became of a page."""
+
+    path: Path
+    size: int
+    """Bytes."""
+    thinned: Sequence[str]
+    """What was aggregated or left out, in sentences; empty if nothing was."""
+
+
+def write_page(path: Path, page: Page, *, limit: int = PAGE_LIMIT) -> Written:
+    """Write the page, thinning its curves until it has at most `limit` bytes; the page says what was thinned."""
+    room = float(limit - _FRAME_BYTES)
+    for attempt in range(_TRIES):
+        chosen = fit(page.series, room)
+        text, thinned = _assemble(page, chosen)
+        size = len(text.encode("utf-8"))
+        # The estimate is cautious; a page of half the size has room for more.
+        wasteful = bool(thinned) and size < 0.75 * limit and attempt < _TRIES // 2
+        if size <= limit and not wasteful:
+            break
+        room *= min(0.93 * (limit - _FRAME_BYTES) / max(size - _FRAME_BYTES, 1), 4.0)
+    path.write_text(text, encoding="utf-8")
+    return Written(path=path, size=size, thinned=thinned)
+
+
+def _assemble(page: Page, chosen: Fit) -> tuple[str, list[str]]:
+    names: dict[TensorKey, int] = {}
+    blobs: list[str] = []
+    thinned: list[str] = []
+    types = [_type(page, one, chosen, names, blobs, thinned) for one in page.series]
+    meta = {
+        "kind": page.kind,
+        "title": page.title,
+        "subtitle": page.subtitle,
+        "panels": [attrs.asdict(panel) for panel in page.panels],
+        "types": types,
+        "names": [[key.pp_stage, key.vpp_stage, key.name] for key in names],
+        "stages": len({(key.pp_stage, key.vpp_stage) for key in names}) > 1,
+        "worst_label": page.worst_label,
+        "mark_label": page.mark_label,
+        "first": page.first_type or (page.series[0].data_type if page.series else None),
+        "fit": thinned,
+        "footer": f"Made {datetime.now():%Y-%m-%d %H:%M} by msmon. Curves are drawn by uPlot 1.6.32 (MIT licence).",
+    }
+    # Deflated and in base64, no name of a model can be taken for markup.
+    packed = base64.b64encode(zlib.compress(json.dumps(meta).encode("utf-8"), 9)).decode("ascii")
+    assets = resources.files("msmon.reading") / "assets"
+
+    def read(name: str) -> str:
+        return (assets / name).read_text(encoding="utf-8")
+
+    parts = {
+        "title": html.escape(page.title),
+        "styles": "\n".join(map(read, _STYLES)),
+        "meta": packed,
+        "blobs": "\n".join(f'<script type="text/plain" id="b{i}">{blob}</script>' for i, blob in enumerate(blobs)),
+        "library": f"/*\n{read('uPlot.LICENSE')}*/\n{read('uPlot.iife.min.js')}",
+        "scripts": "\n".join(map(read, _SCRIPTS)),
+    }
+    text = read("page.html")
+    for name, part in parts.items():
+        before, _, after = text.partition(f"{{{{{name}}}}}")
+        text = before + part + after
+    return text, thinned
+
+
+def _type(
+    page: Page, series: TypeSeries, chosen: Fit, names: dict[TensorKey, int], blobs: list[str], thinned: list[str]
+) -> Mapping[str, Any]:
+    series = series.coarser(-(-len(series.bins) // chosen.bins))
+    layer_names, layer_of = series.group_numbers()
+    every = len(series.tensors)
+    kept = np.sort(series.interest[: chosen.tensors])
+    detail = np.sort(series.interest[: chosen.detail])
+    in_detail = np.searchsorted(kept, detail)
+    whole = len(detail) == every
+    position = np.full(every, -1)
+    position[kept] = np.arange(len(kept))
+    columns = series.bins.starts
+
+    def put(values: Bits) -> str:
+        blobs.append(encode(values, half=chosen.half))
+        return f"b{len(blobs) - 1}"
+
+    layers = series.group_lines() if chosen.layers and not whole else None
+    with_worst = not whole or page.kind != "report"
+    marks = sorted(
+        {(int(position[at]), int(np.searchsorted(columns, step, "right")) - 1) for at, step in series.marks}
+    )
+    _explain(series, chosen, len(kept), len(detail), thinned)
+    used_layers, used_of = np.unique(layer_of[kept], return_inverse=True)
+    return {
+        "name": series.data_type,
+        "preferred": preferred(series.stats),
+        "stats": {stat: {"scale": scale_of(stat), "worst": worst_of(stat)} for stat in series.stats},
+        "tensors": [names.setdefault(series.tensors[at], len(names)) for at in kept],
+        "layers": [layer_names[layer] for layer in used_layers],
+        "layerOf": used_of.tolist(),
+        "first": series.bins.first_steps.tolist(),
+        "last": series.bins.last_steps.tolist(),
+        "lines": list(page.lines),
+        "colors": list(page.colors) or list(range(len(page.lines))),
+        "dashes": list(page.dashes) or [0] * len(page.lines),
+        "half": chosen.half,
+        "detail": None if whole else in_detail.tolist(),
+        "layerLines": layers is not None,
+        "micro": series.micro_steps > 1,
+        "marks": [number for mark in marks if mark[0] >= 0 for number in mark],
+        "blobs": {
+            stat: {
+                "lines": put(series.lines[:, number, detail]),
+                "worst": put(series.worst[number, kept]) if with_worst else None,
+                "layers": put(layers[:, number, used_layers]) if layers is not None else None,
+            }
+            for number, stat in enumerate(series.stats)
+        },
+    }
+
+
+def _explain(series: TypeSeries, chosen: Fit, kept: int, detail: int, thinned: list[str]) -> None:
+    every, steps = len(series.tensors), len(series.steps)
+    parts = []
+    if len(series.bins) < steps:
+        parts.append(f"its {steps:,} steps are {len(series.bins)} points of up to {series.bins.width} steps, each the worst value")
+    if kept < every:
+        parts.append(f"{every - kept:,} of {every:,} tensors have no row; those with anomalies and the largest jumps have one")
+    if detail < kept or detail < every:
+        parts.append(
+            f"every line (rank) is kept for {detail:,} of {every:,} tensors, those with anomalies and the largest jumps "
+            "first; of the others the worst"
+        )
+    if series.micro_steps > 1:
+        parts.append(f"of {series.micro_steps} micro-steps the worst is shown")
+    if chosen.half:
+        parts.append("values have three digits")
+    if parts:
+        thinned.append(f"{series.data_type}: {'; '.join(parts)}.")

@@ -1,0 +1,188 @@
+"""The upper part of a report: what was monitored, what is missing, and the first anomalies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .anomalies import Anomalies, Anomaly
+from .index import Index
+from .model_order import layers_of
+from .page import Panel
+from .run import Run
+from .statistics import preferred
+
+#: Rows of a table; the rest is counted.
+_ROWS = 200
+
+
+def report_panels(run: Run, indices: Mapping[str, Index], anomalies: Anomalies) -> list[Panel]:
+    """The panels in their order."""
+    panels = [_run_panel(run, indices), _coverage_panel(run), _first_panel(run, anomalies, indices)]
+    if anomalies.total:
+        panels.append(_anomaly_panel(anomalies, indices))
+    if run.notes:
+        panels.append(Panel(title="Notes on reading", id="notes", text=run.notes[:50]))
+    return panels
+
+
+def _run_panel(run: Run, indices: Mapping[str, Index]) -> Panel:
+    info = run.info
+    facts = [("Data types", "; ".join(f"{name} ({len(index.tensors()[0]):,} tensors)" for name, index in indices.items()))]
+    steps = sorted({int(step) for index in indices.values() for step in (index.steps[0], index.steps[-1])})
+    if steps:
+        count = len({int(step) for index in indices.values() for step in index.steps})
+        facts.append(("Steps", f"{steps[0]:,} to {steps[-1]:,}, {count:,} of them recorded"))
+    facts.append(("Ranks", _ranks(run)))
+    framework = " ".join(str(info[key]) for key in ("framework", "framework_version") if info.get(key))
+    for name, value in (
+        ("Framework", framework),
+        ("Engine", info.get("engine")),
+        ("Statistics", ", ".join(dict.fromkeys(stat for index in indices.values() for stat in index.stats))),
+        ("Began", info.get("start_time")),
+        ("msmon", info.get("msmon")),
+    ):
+        if value:
+            facts.append((name, str(value)))
+    if info.get("gradients_unscaled") is False:
+        facts.append(("Gradients", "still multiplied by the loss scale, which could not be read"))
+    return Panel(title="The run", id="run", facts=facts)
+
+
+def _ranks(run: Run) -> str:
+    world = run.info.get("world_size")
+    text = _numbers(list(run.ranks))
+    stages = {rank.pp_stage for rank in run.ranks.values()}
+    if isinstance(world, int) and world > len(run.ranks):
+        text += f" ({len(run.ranks)} of {world})"
+    return text + (f", {len(stages)} pipeline stages" if len(stages) > 1 else "")
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """
+    >>> _numbers([0, 1, 2, 3, 7])
+    '0 to 3, 7'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts)
+
+
+def _coverage_panel(run: Run) -> Panel:
+    with_coverage = {rank: one.coverage for rank, one in run.ranks.items() if one.coverage}
+    if not with_coverage:
+        return Panel(title="Coverage", id="coverage", text=["No rank left a coverage.json, so what is missing is not known."])
+    expected = sum(_total(coverage, "expected") for coverage in with_coverage.values())
+    seen = sum(_total(coverage, "seen") for coverage in with_coverage.values())
+    missing: Counter[tuple[str, str, str]] = Counter()
+    notes: dict[str, None] = {}
+    skipped: set[int] = set()
+    for coverage in with_coverage.values():
+        for entry in _list(coverage, "missing"):
+            if isinstance(entry, Mapping):
+                missing[tuple(str(entry.get(key, "?")) for key in ("data_type", "name", "reason"))] += 1  # type: ignore[index]
+        notes.update(dict.fromkeys(map(str, _list(coverage, "notes"))))
+        skipped.update(step for step in _list(coverage, "skipped_steps") if isinstance(step, int))
+    text = [f"Expected {expected:,} tensors over all data types and ranks, saw {seen:,}."]
+    if len(with_coverage) < len(run.ranks):
+        text.append(f"Only {len(with_coverage)} of {len(run.ranks)} ranks left a coverage.json.")
+    if skipped:
+        text.append(f"The loss scaler skipped {len(skipped)} steps: {_numbers(sorted(skipped)[:30])}.")
+    text += list(notes)[:20]
+    if len(missing) > _ROWS:
+        text.append(f"The table has {_ROWS} of {len(missing):,} missing tensors.")
+    return Panel(
+        title="Coverage: complete" if not missing else f"Coverage: {len(missing):,} missing",
+        id="coverage",
+        text=text,
+        lead="" if missing else "lead good",
+        columns=("data type", "tensor", "reason", "ranks") if missing else (),
+        rows=[(*key, ranks) for key, ranks in list(missing.items())[:_ROWS]],
+        links=[None] * min(len(missing), _ROWS),
+        open=len(missing) <= 8,
+    )
+
+
+def _list(document: Mapping[str, Any], key: str) -> list[Any]:
+    value = document.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _total(coverage: Mapping[str, Any], key: str) -> int:
+    value = coverage.get(key)
+    return sum(v for v in value.values() if isinstance(v, int)) if isinstance(value, Mapping) else 0
+
+
+def _first_panel(run: Run, anomalies: Anomalies, indices: Mapping[str, Index]) -> Panel:
+    if not anomalies.total:
+        rules = run.info.get("config", {}).get("alert") if isinstance(run.info.get("config"), Mapping) else None
+        text = "No anomaly was recorded." + ("" if rules else " The configuration has no alert rules with `dump`.")
+        return Panel(title="Anomalies: none", id="anomalies", text=[text], lead="lead good")
+    first = anomalies.first[0]
+    text = [
+        f"First: step {first.step}, {first.phase}, rank {first.rank}: {first.tensor.label()} ({first.data_type}"
+        + (f", {', '.join(first.stats)}" if first.stats else "")
+        + ")."
+    ]
+    text += _spread_sentences(anomalies)
+    return Panel(title=f"Anomalies: {anomalies.total:,}, the first at step {first.step}", id="anomalies", text=text, lead="lead")
+
+
+def _spread_sentences(anomalies: Anomalies) -> list[str]:
+    """How the fault went on: through the layers in the first step, then over steps and ranks."""
+    first = anomalies.first[0]
+    same_step = [anomaly for anomaly in anomalies.first if anomaly.step == first.step]
+    layers = dict(zip([a.tensor for a in same_step], layers_of([a.tensor for a in same_step]), strict=True))
+    path: dict[tuple[str, str], None] = {}
+    for anomaly in same_step:
+        path.setdefault((anomaly.phase, layers[anomaly.tensor]))
+    by_phase: dict[str, list[str]] = {}
+    for phase, layer in path:
+        by_phase.setdefault(phase, []).append(layer)
+    sentences = [
+        f"In step {first.step} it went through: "
+        + "; ".join(f"{phase}: {' → '.join(names[:12])}{' → …' if len(names) > 12 else ''}" for phase, names in by_phase.items())
+        + "."
+    ]
+    growth = [f"step {s.step}: {s.tensors:,} tensors on {len(s.ranks)} rank{'s'[: len(s.ranks) != 1]}" for s in anomalies.spread[:6]]
+    more = len(anomalies.spread) - 6
+    sentences.append("Anomalous tensors: " + ", ".join(growth) + (f", and {more:,} more steps." if more > 0 else "."))
+    return sentences
+
+
+def _anomaly_panel(anomalies: Anomalies, indices: Mapping[str, Index]) -> Panel:
+    shown = anomalies.first[:_ROWS]
+    title = f"The first {len(shown)} of {anomalies.total:,} anomalies, in the order of what happened"
+    return Panel(
+        title=title if len(shown) < anomalies.total else "All anomalies, in the order of what happened",
+        id="anomaly-table",
+        text=["A click shows the tensor in the heat map."],
+        columns=("step", "micro-step", "phase", "rank", "data type", "tensor", "what fired"),
+        rows=[
+            (a.step, "" if a.micro_step is None else a.micro_step, a.phase, a.rank, a.data_type, a.tensor.label(), a.fired())
+            for a in shown
+        ],
+        links=[_link(a, indices) for a in shown],
+    )
+
+
+def _link(anomaly: Anomaly, indices: Mapping[str, Index]) -> Mapping[str, object] | None:
+    index = indices.get(anomaly.data_type)
+    if index is None:
+        return None
+    key = anomaly.tensor
+    stat = next((stat for stat in anomaly.stats if stat in index.stats), preferred(index.stats))
+    return {
+        "type": anomaly.data_type,
+        "pp": key.pp_stage,
+        "vpp": key.vpp_stage,
+        "name": key.name,
+        "step": anomaly.step,
+        "stat": stat,
+    }
+

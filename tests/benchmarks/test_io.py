@@ -1,0 +1,276 @@
+"""Writing and converting against the usual way with pandas and torch's SummaryWriter, in the same run.
+
+Each benchmark takes turns with its peer and prints both medians and their ratio. The peers do what scripts around
+training monitors do: a DataFrame a step, rounded and written by `to_csv`; `read_csv`, `iterrows` and `add_scalar`.
+"""
+
+import statistics
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from numpy.typing import NDArray
+
+from msmon_io import (
+    Background,
+    CsvWriter,
+    ParquetWriter,
+    Table,
+    TensorBoardWriter,
+    convert_to_parquet,
+    create_run_dir,
+    csv2tensorboard_by_step,
+)
+
+OPS = ["min", "max", "mean", "norm", "nans", "zeros"]
+
+
+def names(tensors: int) -> list[str]:
+    return [f"model.layers.{i // 10}.mlp.linear_{i % 10}.weight" for i in range(tensors)]
+
+
+def statistics_of_gradients(tensors: int, seed: int = 0) -> NDArray[np.float64]:
+    """Plausible statistics: small, of many magnitudes, no NaN, a share of zeros here and there."""
+    random = np.random.default_rng(seed)
+    values = random.normal(size=(tensors, len(OPS))) * 10.0 ** random.uniform(-6, -1, (tensors, 1))
+    values[:, 3] = np.abs(values[:, 3]) * 1000
+    values[:, 4] = 0
+    values[:, 5] = np.where(random.random(tensors) < 0.5, 0, random.random(tensors))
+    return values
+
+
+def table(step: int, tensors: list[str], values: NDArray[np.float64]) -> Table:
+    return Table(
+        data_type="grad_reduced", step=step, names=tensors, vpp_stages=[0] * len(tensors), ops=OPS, values=values
+    )
+
+
+def pandas_step(path: Path, step: int, tensors: list[str], values: NDArray[np.float64]) -> None:
+    rows = [[0, name, step, *row] for name, row in zip(tensors, values.tolist(), strict=True)]
+    frame = pandas.DataFrame(rows, columns=["vpp_stage", "name", "step", *OPS]).round(6)
+    frame.to_csv(path, mode="a", header=not path.exists(), index=False)
+
+
+def median_of(call: Callable[[int], Any], rounds: int, offset: int = 0) -> float:
+    seconds = []
+    for number in range(rounds):
+        begin = time.perf_counter()
+        call(offset + number)
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+def report(benchmark: Any, what: str, ours: float, peer: float) -> None:
+    benchmark.extra_info.update(ours_s=ours, peer_s=peer, ratio=peer / ours)
+    if benchmark.enabled:
+        print(f"\n{what}: {ours * 1e3:.1f} ms, peer {peer * 1e3:.1f} ms, {peer / ours:.1f} times faster")
+
+
+def in_turns(benchmark: Any, what: str, ours: Callable[[int], Any], peer: Callable[[int], Any], rounds: int) -> None:
+    """Time both in turns, and give pytest-benchmark ours."""
+    rounds = rounds if benchmark.enabled else 1
+    ours(0), peer(0)
+    pairs = [(median_of(ours, 1, 1 + n), median_of(peer, 1, 1 + n)) for n in range(rounds)]
+    mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+    report(benchmark, what, mine, theirs)
+    benchmark.pedantic(ours, args=(rounds + 1,), rounds=1)
+
+
+@pytest.mark.parametrize("tensors", [100, 1_000, 10_000])
+def test_csv_of_a_step(benchmark: Any, tmp_path: Path, tensors: int) -> None:
+    """Rows of one step to the disk."""
+    tensor_names, values = names(tensors), statistics_of_gradients(tensors)
+    with CsvWriter(create_run_dir(tmp_path, 0)) as writer:
+
+        def ours(step: int) -> None:
+            writer.write(table(step, tensor_names, values))
+            writer.flush()
+
+        def peer(step: int) -> None:
+            pandas_step(tmp_path / f"grad_reduced_{step}-{step}.csv", step, tensor_names, values)
+
+        in_turns(benchmark, f"CSV, {tensors} tensors x {len(OPS)} statistics", ours, peer, 21)
+
+
+def test_csv_from_lists(benchmark: Any, tmp_path: Path) -> None:
+    """The same without numpy."""
+    tensors = 10_000
+    tensor_names, values = names(tensors), statistics_of_gradients(tensors)
+    listed: Any = values.tolist()
+    with CsvWriter(create_run_dir(tmp_path, 0)) as writer:
+
+        def ours(step: int) -> None:
+            writer.write(table(step, tensor_names, listed))
+            writer.flush()
+
+        def peer(step: int) -> None:
+            pandas_step(tmp_path / f"grad_reduced_{step}-{step}.csv", step, tensor_names, values)
+
+        in_turns(benchmark, "CSV from nested lists, 10,000 tensors x 6 statistics", ours, peer, 11)
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "parquet"])
+def test_other_formats_of_a_step(benchmark: Any, tmp_path: Path, kind: str) -> None:
+    """10,000 tensors as TensorBoard scalars against `add_scalar`; as Parquet against `to_csv`."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    tensors = 10_000 if benchmark.enabled else 100
+    tensor_names, values = names(tensors), statistics_of_gradients(tensors)
+    run_dir = create_run_dir(tmp_path, 0)
+    writer = TensorBoardWriter(run_dir) if kind == "tensorboard" else ParquetWriter(run_dir)
+    summary = SummaryWriter(str(tmp_path / "peer"))  # type: ignore[no-untyped-call]
+
+    def ours(step: int) -> None:
+        writer.write(table(step, tensor_names, values))
+        writer.flush()
+
+    def peer(step: int) -> None:
+        if kind == "parquet":
+            pandas_step(tmp_path / "peer.csv", step, tensor_names, values)
+            return
+        for name, row in zip(tensor_names, values.tolist(), strict=True):
+            for op, value in zip(OPS, row, strict=True):
+                summary.add_scalar(f"0:{name}/rank0/grad_reduced_{op}", value, step)  # type: ignore[no-untyped-call]
+        summary.flush()  # type: ignore[no-untyped-call]
+
+    in_turns(benchmark, f"{kind}, {tensors} tensors x 6 statistics", ours, peer, 3 if kind == "tensorboard" else 9)
+    writer.close()
+    summary.close()  # type: ignore[no-untyped-call]
+
+
+def test_wait_of_the_training_thread(benchmark: Any, tmp_path: Path) -> None:
+    """What handing over 10,000 x 6 numbers costs the training, when the writer keeps up."""
+    tensor_names, values = names(10_000), statistics_of_gradients(10_000)
+    with CsvWriter(create_run_dir(tmp_path, 0)) as writer, Background() as background:
+
+        def job(step: int) -> None:
+            writer.write(table(step, tensor_names, values))
+            writer.flush()
+
+        waits = []
+        for step in range(21 if benchmark.enabled else 2):
+            begin = time.perf_counter()
+            background.submit(job, step)
+            waits.append(time.perf_counter() - begin)
+            # The rest of a training step: the thread is in a kernel or sleeps, and the writer has the time it needs.
+            assert background.drain()
+        benchmark.extra_info.update(median_s=statistics.median(waits), longest_s=max(waits))
+        if benchmark.enabled:
+            print(f"\nwait: median {statistics.median(waits) * 1e6:.0f} us, longest {max(waits) * 1e6:.0f} us")
+        assert background.waits == 0
+        benchmark.pedantic(lambda: background.drain(), rounds=1)
+
+
+def write_runs(output_dir: Path, tensors: int, steps: int, ranks: int, ops: int = 1) -> None:
+    values = statistics_of_gradients(tensors)[:, 3 : 3 + ops]
+    tensor_names = names(tensors)
+    for rank in range(ranks):
+        with CsvWriter(create_run_dir(output_dir, rank)) as writer:
+            for step in range(steps):
+                one = Table(
+                    data_type="grad_reduced",
+                    step=step,
+                    names=tensor_names,
+                    vpp_stages=[0] * tensors,
+                    ops=OPS[3 : 3 + ops],
+                    values=values,
+                )
+                writer.write(one)
+
+
+def iterrows_way(output_dir: Path, target: Path, files: int) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    for run_dir in sorted(output_dir.glob("*-rank*")):
+        summary = SummaryWriter(str(target / run_dir.name))  # type: ignore[no-untyped-call]
+        for path in sorted(run_dir.glob("*.csv"))[:files]:
+            for _, row in pandas.read_csv(path).iterrows():
+                for op in row.index[3:]:
+                    tag = f"vp{row['vpp_stage']}:{row['name']}/{op}"
+                    summary.add_scalar(tag, row[op], row["step"])  # type: ignore[no-untyped-call]
+        summary.close()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("process_num", [1, 2])
+def test_csv2tensorboard(benchmark: Any, tmp_path: Path, process_num: int) -> None:
+    """5,000 parameters x 50 steps x 2 ranks, the norm; the peer converts every tenth step and its time is scaled."""
+    tensors, steps, peer_steps = (5_000, 50, 5) if benchmark.enabled else (50, 4, 2)
+    write_runs(tmp_path / "out", tensors, steps, 2)
+
+    def ours(number: int) -> None:
+        csv2tensorboard_by_step(tmp_path / "out", process_num=process_num, output_dirpath=tmp_path / f"tb{number}")
+
+    peer = median_of(lambda _: iterrows_way(tmp_path / "out", tmp_path / "peer", peer_steps), 1) * steps / peer_steps
+    report(benchmark, f"csv2tb, {tensors} x {steps} x 2, {process_num} processes", median_of(ours, 3, 1), peer)
+    benchmark.pedantic(ours, args=(0,), rounds=1)
+
+
+def test_csv2tensorboard_is_linear_and_bounded(benchmark: Any, tmp_path: Path) -> None:
+    """Four times the steps: four times the time, and no more memory."""
+    sizes = ((2_000, 10), (2_000, 40)) if benchmark.enabled else ((20, 2), (20, 8))
+    seconds, peaks = [], []
+    for number, (tensors, steps) in enumerate(sizes):
+        write_runs(tmp_path / f"out{number}", tensors, steps, 1)
+        convert = lambda run, n=number: csv2tensorboard_by_step(  # noqa: E731
+            tmp_path / f"out{n}", output_dirpath=tmp_path / f"tb{n}"
+        )
+        seconds.append(median_of(convert, 3 if benchmark.enabled else 1))
+        tracemalloc.start()
+        convert(0)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    benchmark.extra_info.update(time_ratio=seconds[1] / seconds[0], memory_ratio=peaks[1] / peaks[0])
+    if benchmark.enabled:
+        print(
+            f"\ncsv2tb, 4 times the rows: {seconds[1] / seconds[0]:.2f} times the time, "
+            f"{peaks[1] / peaks[0]:.2f} times the peak memory ({peaks[1] / 1e6:.1f} MB)"
+        )
+    benchmark.pedantic(convert, args=(0,), rounds=1)
+
+
+def test_convert_to_parquet(benchmark: Any, tmp_path: Path) -> None:
+    """2,000 tensors x 50 steps x 2 ranks x 3 statistics against pandas `read_csv` and `to_parquet`."""
+    tensors, steps = (2_000, 50) if benchmark.enabled else (20, 2)
+    write_runs(tmp_path / "out", tensors, steps, 2, ops=3)
+
+    def ours(number: int) -> None:
+        convert_to_parquet(tmp_path / "out", output_dirpath=tmp_path / "pq")
+
+    def peer(number: int) -> None:
+        frames = [pandas.read_csv(path) for path in sorted((tmp_path / "out").glob("*/*.csv"))]
+        pandas.concat(frames).to_parquet(tmp_path / "peer.parquet")
+
+    in_turns(benchmark, f"convert, {tensors} x {steps} x 2", ours, peer, 3)
+
+
+def test_lock_held_by_the_writer(benchmark: Any, tmp_path: Path) -> None:
+    """How long Python code of the training stands still at most while a step is written beside it."""
+    tensor_names, values = names(10_000), statistics_of_gradients(10_000)
+    gaps: list[float] = []
+    with CsvWriter(create_run_dir(tmp_path, 0)) as writer:
+        done = threading.Event()
+
+        def write() -> None:
+            for step in range(10 if benchmark.enabled else 1):
+                writer.write(table(step, tensor_names, values))
+                writer.flush()
+            done.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        last = time.perf_counter()
+        while not done.is_set():
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+        thread.join()
+    benchmark.extra_info.update(longest_gap_s=max(gaps))
+    if benchmark.enabled:
+        print(f"\nlongest time without the interpreter while 10 steps are written: {max(gaps) * 1e3:.1f} ms")
+    benchmark.pedantic(writer.flush, rounds=1)
