@@ -41,6 +41,8 @@ class Trained:
     grad_acc_steps: int = 1
     groups: dict[str, Any] = field(factory=dict)
     """``dp_group`` and ``tp_group`` of ``set_monitor``."""
+    process_group: Any = None
+    """The pipeline's."""
     weights: Callable[[], Iterable[torch.Tensor]] | None = None
     """What must be bit-equal at the end; default: the model's parameters (local parts)."""
     watched: Sequence[Any] = ()
@@ -129,7 +131,7 @@ def make_monitor(trained: Trained, folder: Path, **config: Any) -> TrainerMon:
     path = folder / f"config{rank}.json"
     path.write_text(json.dumps({**CONFIG, **config}))
     os.environ["MONITOR_OUTPUT_DIR"] = str(folder)
-    monitor = TrainerMon(path)
+    monitor = TrainerMon(path, process_group=trained.process_group)
     monitor.set_monitor(
         trained.model, grad_acc_steps=trained.grad_acc_steps, optimizer=trained.optimizer, **trained.groups
     )

@@ -62,7 +62,7 @@ class WeightHooks:
         self._observer = observer
         self._coverage = coverage
         self._parts = parts
-        self._each_micro_step = each_micro_step and source.each_micro_step
+        self.each_micro_step = each_micro_step and source.each_micro_step
         self._measured = Measured()
         self._unhooked: list[Weight] = []
         self._registrations: Registrations | None = None
@@ -122,9 +122,9 @@ class WeightHooks:
             return
         if micro_step is None:
             micro_step = self._running_micro_step(weight)
-        if complete and not self._each_micro_step:
+        if complete and not self.each_micro_step:
             self._note_completion(micro_step)
-        if self._each_micro_step or complete or micro_step == self._clock.grad_acc_steps - 1:
+        if self.each_micro_step or complete or micro_step == self._clock.grad_acc_steps - 1:
             # Where the gradient is reduced later, what is read here must not stand for the reduced one.
             reuse = not self._source.reduces
             scale = self._loss_scale.of(gradient) if scale is None else scale
@@ -188,7 +188,7 @@ class WeightHooks:
         weights, gradients = _columns(present)
         scale = self._source.scale()
         scale = self._loss_scale.at_step() if scale is None else scale
-        if not self._each_micro_step and not self._clock.in_last_micro_step:
+        if not self.each_micro_step and not self._clock.in_last_micro_step:
             self._read_early(weights, gradients, scale)
         elif self._source.reads_grad_at_step:
             # Gradients that no backward accumulated: the program assigned them.
@@ -263,7 +263,7 @@ class WeightHooks:
             data_type,
             weight.name,
             weight.vpp_stage,
-            micro_step if in_backward and self._each_micro_step else None,
+            micro_step if in_backward and self.each_micro_step else None,
             call_id,
             (call_id if in_backward else weight.index,),
             local_part(tensor).shape,
@@ -294,6 +294,11 @@ class _Ready:
     def wanted(self) -> bool:
         hooks = self._hooks()
         return hooks is not None and hooks.wants_gradients
+
+    @property
+    def each_micro_step(self) -> bool:
+        hooks = self._hooks()
+        return hooks is not None and hooks.each_micro_step
 
     def __call__(
         self,

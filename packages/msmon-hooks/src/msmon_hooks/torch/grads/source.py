@@ -29,6 +29,10 @@ class OnReady(Protocol):
     def wanted(self) -> bool:
         """Whether the step in flight is recorded; else there is nothing to do."""
 
+    @property
+    def each_micro_step(self) -> bool:
+        """Whether the sum after each micro-step is asked for, not only the last."""
+
     def __call__(
         self,
         weight: Weight,
@@ -82,9 +86,14 @@ class GradientSource:
         self.groups = groups or Groups()
         self.coverage = coverage or Coverage()
         """For ``note(text)``: what the reader of the files should know."""
-        self.part = Part("gradients before the reduction", self.coverage.part_failed)
+        self.part = self._make_part("gradients before the reduction")
         """Runs what reads the engine's inside, which may differ in another version: ``part.run(function, ...)``."""
+        self.update_part = self._make_part("gradients after the reduction")
+        """The same for what is read in the middle of the optimizer's step."""
         self._trained: set[int] | None = None
+
+    def _make_part(self, name: str) -> Part:
+        return Part(name, lambda name, reason: self.coverage.note(f"{name}: switched off after {reason}"))
 
     @classmethod
     def matches(cls, models: Sequence[nn.Module], optimizer: Any) -> bool:
