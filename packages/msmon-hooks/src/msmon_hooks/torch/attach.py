@@ -124,8 +124,8 @@ class Attachment:
         forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
         owned.callback(forwards.close)
         forwards.attach(self._calls)
-        self.loss_scale = LossScale(self._source.optimizer)
-        self.loss_scale.attach(owned, lambda: steps.count, self._step_skipped)
+        self.loss_scale = LossScale(self._source.optimizer, lambda: steps.count, self._step_skipped)
+        self.loss_scale.attach(owned)
         changes = ModelChanges(self._models, self._source.optimizer, self._model_changed)
         owned.callback(changes.close)
         forwards.before_sampled.append(changes.check)
@@ -143,7 +143,7 @@ class Attachment:
 
     def _make_module_hooks(self, forwards: TrainingForwards) -> None:
         request, owned = self._request, self.registrations
-        common = {"clock": self._clock, "observer": self._observer, "coverage": self._coverage}
+        common: dict[str, Any] = {"clock": self._clock, "observer": self._observer, "coverage": self._coverage}
         if request.activations or request.activation_gradients:
             gradients = None
             if request.activation_gradients:
