@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from msmon.pytorch import TrainerMon
 
 from .reference_models import build

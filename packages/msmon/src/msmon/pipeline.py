@@ -14,11 +14,11 @@ import msmon_io
 from msmon.alerts import Alerts
 from msmon.collector import CollectedStep
 from msmon.heat_maps import PictureWriter, draw, histograms
-from msmon.outputs import JsonFile, Writer
+from msmon.outputs import JsonFile
 from msmon.partials import PartialsWriter
 from msmon.tables import StepRows, step_rows, tables
 from msmon_hooks import ADAM_HISTOGRAM, Coverage, Part
-from msmon_io import Table
+from msmon_io import Table, Writer
 
 logger = logging.getLogger("msmon")
 

@@ -146,8 +146,8 @@ class Attachment:
     def attach(self) -> None:
         """Put the hooks on."""
         steps = OptimizerSteps(self._part("steps"), self._step_begins, self._evaluated, self._step_ends)
-        self.loss_scale = LossScale(self._source.optimizer)
-        self.loss_scale.attach(self.step_registrations, lambda: steps.count, self._step_skipped)
+        self.loss_scale = LossScale(self._source.optimizer, lambda: steps.count, self._step_skipped)
+        self.loss_scale.attach(self.step_registrations)
         self._hook()
         steps.attach(self._source.optimizer, self.step_registrations)
 
@@ -181,7 +181,7 @@ class Attachment:
 
     def _make_module_hooks(self, forwards: TrainingForwards) -> None:
         request, owned = self._request, self.registrations
-        common = {"clock": self._clock, "observer": self._observer, "coverage": self._coverage}
+        common: dict[str, Any] = {"clock": self._clock, "observer": self._observer, "coverage": self._coverage}
         if request.activations or request.activation_gradients:
             gradients = None
             if request.activation_gradients:
