@@ -23,6 +23,7 @@ CONFIG: dict[str, Any] = {
     "wg_distribution": True,
     "mv_distribution": True,
     "param_distribution": True,
+    "xy_distribution": True,
     "ops": ALL_OPS,
     "ndigits": 12,
     "eps": 1e-3,

@@ -22,7 +22,6 @@ from msmon_io._run_dirs import (
     run_dirs_between,
 )
 from msmon_io._table import Table
-from msmon_io._text_table import write_text_table
 from msmon_io._writers import (
     Writer,
     WriterContext,
@@ -69,7 +68,6 @@ __all__ = [
     "run_dirs_between",
     "write_bytes",
     "write_json",
-    "write_text_table",
     "write_text_csv",
     "writer_names",
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
 from msmon_io import newest_run_dirs, run_dirs
 
 from .csv_pieces import csv_pieces

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 import numpy as np
+
 from msmon_alert.record import order_key
 
 from ..errors import UnusableRun
