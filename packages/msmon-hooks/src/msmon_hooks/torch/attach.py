@@ -72,6 +72,7 @@ class Attachment:
         """What sits on the optimizer's step."""
         self.weight_hooks: WeightHooks | None = None
         self.loss_scale: LossScale
+        self.forwards: TrainingForwards
         self._models = list(models)
         self._clock = clock
         self._after_step = after_step
@@ -133,6 +134,14 @@ class Attachment:
             self._unhook()
             raise
 
+    def begin_micro_step(self) -> None:
+        """A training forward begins, in a loop that calls parts of the model instead of the model."""
+        self._part("steps").run(self.forwards.enter, 0)
+
+    def end_micro_step(self, output: Any) -> None:
+        """It has ended; ``output`` holds the loss."""
+        self._part("steps").run(self.forwards.leave, 0, output)
+
     def retire(self) -> None:
         """Take the hooks off from inside a step's callback.
 
@@ -161,7 +170,7 @@ class Attachment:
         owned.callback(self._weight_registrations.close)
         # An engine may consume its gradients in the middle of the step, and says so itself.
         self._says_so = self._source.attach_update(self._gradients_ready, owned)
-        forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
+        forwards = self.forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
         owned.callback(forwards.close)
         forwards.attach(self._calls)
         changes = ModelChanges(self._models, self._source.optimizer, self._model_changed)
