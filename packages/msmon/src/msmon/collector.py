@@ -57,6 +57,7 @@ class Collector:
         # script lets go of it.
         self._owner = owner
         self._rows: dict[tuple[str, int, str, int | None], tuple[TensorRef, int]] = {}
+        self._joined: list[tuple[TensorRef, int]] = []
         self._lock = threading.Lock()
 
     def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
@@ -67,14 +68,17 @@ class Collector:
         """Name what was measured; a later row of the same tensor replaces an earlier one."""
         with self._lock:
             for ref, handle in zip(refs, handles, strict=True):
-                self._rows[ref.key] = (ref, handle)
+                if ref.merges:
+                    self._joined.append((ref, handle))
+                else:
+                    self._rows[ref.key] = (ref, handle)
 
     def step_end(self, event: StepEnd) -> None:
         """Hand over a sampled step."""
         if not event.sampled:
             return
         with self._lock:
-            rows, self._rows = list(self._rows.values()), {}
+            rows, self._rows, self._joined = [*self._rows.values(), *self._joined], {}, []
         self._on_step(
             CollectedStep(
                 event=event,
@@ -83,3 +87,21 @@ class Collector:
                 transfer=self._buffer.transfer(),
             )
         )
+
+
+class Nobody:
+    """The observer of a rank that is not monitored."""
+
+    def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
+        """Reads nothing."""
+        return [-1] * len(tensors)
+
+    def put(self, values: Any) -> int:
+        """Takes nothing."""
+        return -1
+
+    def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
+        """Keeps nothing."""
+
+    def step_end(self, event: StepEnd) -> None:
+        """Writes nothing."""

@@ -62,6 +62,7 @@ class BaseTrainerMon(ABC):
         self._ops = tuple(self._config.ops)
         self._rank = self._find_rank()
         self._active = not self._config.module_ranks or self._rank in self._config.module_ranks
+        self._ends_program = self._config.cc_distribution.enable and self._config.cc_distribution.cc_log_only
         self._output_dir = configuration.output_dir()
         self._run_dir = make_run_dir(self._config, self._output_dir, self._rank) if self._active else None
         self._attachment: Any = None
@@ -97,6 +98,10 @@ class BaseTrainerMon(ABC):
     ) -> Any:
         """Hook the models and the optimizer; the result has ``close``, ``retire``, ``describe`` and ``engine``."""
 
+    def _attach_idle(self, models: Sequence[Any], optimizer: Any, clock: Clock) -> Any:
+        """On a rank without a monitor: only end the program when the other ranks do."""
+        return None
+
     # The documented API
 
     def set_monitor(
@@ -131,10 +136,8 @@ class BaseTrainerMon(ABC):
             )
         if self._attachment is not None:
             self._detach()
-        if not self._active:
-            return
-        self._dp_group, self._tp_group = dp_group, tp_group
         config = self._config
+        self._dp_group, self._tp_group = dp_group, tp_group
         self._clock = Clock(
             start_iteration=start_iteration,
             grad_acc_steps=grad_acc_steps,
@@ -142,6 +145,10 @@ class BaseTrainerMon(ABC):
                 start_step=config.start_step, step_interval=config.step_interval, collect_times=config.collect_times
             ),
         )
+        if not self._active:
+            if self._ends_program:
+                self._attachment = self._attach_idle(models, optimizer, self._clock)
+            return
         coverage = Coverage()
         pipeline = self._make_pipeline(coverage)
         collector = Collector(self._make_buffer(), config.eps, self._on_step, owner=self)
@@ -280,7 +287,6 @@ def _not_yet(config: Config) -> Mapping[str, bool]:
         "print_struct": config.print_struct,
         "mg_direction": config.mg_direction,
         "ur_distribution": config.ur_distribution,
-        "cc_distribution": config.cc_distribution.enable,
         "stack_info": config.stack_info,
         "recording_l2_features": config.recording_l2_features,
         "squash_name": config.squash_name,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msmon_hooks import TensorRef
 from msmon_io import Table
-from msmon_stats import OPS, finalize
+from msmon_stats import OPS, finalize, merge
 
 TEXT_OPS = ("shape", "dtype")
 
@@ -26,14 +26,30 @@ class Row:
 def split_rows(
     refs: Sequence[TensorRef], handles: NDArray[np.intp], matrix: NDArray[np.float64]
 ) -> tuple[list[TensorRef], NDArray[np.float64], list[Row]]:
-    """The refs that have statistics, their sufficient statistics float64 ``[n, 8]``, and the others with a reason."""
+    """The refs that have statistics, their sufficient statistics float64 ``[n, 8]``, and the others with a reason.
+
+    Refs that merge come back once, with the statistics of all of their tensors together.
+    """
     count = np.zeros(len(refs))
     readable = handles >= 0
     count[readable] = matrix[handles[readable], 0]
     kept: list[int] = np.flatnonzero(count > 0).tolist()
     empty: list[int] = np.flatnonzero(count <= 0).tolist()
     left_out = [Row(ref=refs[index], reason="type not supported" if handles[index] < 0 else "empty") for index in empty]
-    return [refs[index] for index in kept], matrix[handles[kept]], left_out
+    kept_refs, partials = [refs[index] for index in kept], matrix[handles[kept]]
+    if any(ref.merges for ref in kept_refs):
+        kept_refs, partials = _merge_rows(kept_refs, partials)
+    return kept_refs, partials, left_out
+
+
+def _merge_rows(
+    refs: Sequence[TensorRef], partials: NDArray[np.float64]
+) -> tuple[list[TensorRef], NDArray[np.float64]]:
+    joined: dict[tuple[str, int, str, int | None], tuple[TensorRef, NDArray[np.float64]]] = {}
+    for ref, row in zip(refs, partials, strict=True):
+        first = joined.get(ref.key)
+        joined[ref.key] = (ref, row) if first is None else (first[0], merge(first[1], row))
+    return [ref for ref, _ in joined.values()], np.array([row for _, row in joined.values()])
 
 
 def number_ops(ops: Sequence[str]) -> list[str]:

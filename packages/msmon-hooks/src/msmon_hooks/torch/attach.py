@@ -16,6 +16,7 @@ from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import Request
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.torch.activation_gradients import ActivationGradients
+from msmon_hooks.torch.collectives import CollectiveHooks
 from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.groups import Groups
@@ -83,6 +84,7 @@ class Attachment:
         self._modules: ModuleHooks | None = None
         self._momentum: MomentumHooks | None = None
         self._features: L2Hooks | None = None
+        self._collectives: CollectiveHooks | None = None
         self._first_step: list[StructureHooks | StackHooks] = []
         self._source = self._find_source(unwrapped_optimizer(optimizer))
         self.engine = self._source.engine
@@ -98,7 +100,7 @@ class Attachment:
         """Take every hook and patch off; harmless when called again."""
         self.registrations.close()
         self.step_registrations.close()
-        self.weight_hooks = self._modules = self._momentum = self._features = None
+        self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
         self._first_step.clear()
         self._models.clear()
 
@@ -135,6 +137,7 @@ class Attachment:
             owned.callback(first.close)
         self._attach_first_step()
         forwards.attach_ends(self._calls)
+        self._hook_collectives()
         self._hook_weights()
         self._report_unmatched()
         steps.attach(self._source.optimizer, self.step_registrations)
@@ -197,6 +200,17 @@ class Attachment:
             self.weights = self._source.weights()
             self._weight_registrations.close()
             self._hook_weights()
+
+    def _hook_collectives(self) -> None:
+        if self._request.collectives is not None:
+            self._collectives = CollectiveHooks(
+                self._request.collectives,
+                clock=self._clock,
+                observer=self._observer,
+                part=self._part("collectives"),
+                coverage=self._coverage,
+            )
+            self._collectives.attach(self.registrations)
 
     # Weights
 
@@ -298,12 +312,16 @@ class Attachment:
         if skipped:
             self._coverage.skipped_step(self._clock.step)
         deliveries = [steps.run(first.step_ends) for first in self._first_step]
+        if self._collectives is not None:
+            deliveries.append(steps.run(self._collectives.step_ends))
         event = self._clock.step_ends(skipped=skipped, skip_handle=-1 if handle is None else handle)
         steps.run(self._observer.step_end, event)
         # Last, since what receives them may end the program.
         for deliver in deliveries:
             if deliver is not None:
                 steps.run(deliver)
+        if self._request.ends_program and event.sampled:
+            raise SystemExit(0)
 
     def _step_skipped(self) -> None:
         """A loss scaler has not called the optimizer's step; gradients and moments stand as they would have."""

@@ -76,7 +76,7 @@ class PartialBuffer:
         Returns:
             A handle for each tensor, its row in :meth:`Transfer.matrix`; -1 for an unsupported one.
         """
-        if self._compiled and scale is None and type(eps) is float and len(tensors) > 0:
+        if self._compiled and scale is None and isinstance(eps, (float, int)) and len(tensors) > 0:
             handles = self._measure_plain(tensors, eps)
             if handles is not None:
                 return handles

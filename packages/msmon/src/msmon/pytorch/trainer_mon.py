@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from msmon.collector import Collector
+from msmon.collector import Collector, Nobody
 from msmon.monitor import BaseTrainerMon
-from msmon_hooks import Clock, Coverage, Request, Targets
+from msmon_hooks import Clock, CollectiveRequest, Coverage, Request, Targets
 from msmon_hooks.torch import Attachment, Groups, attach, group_ranks
 from msmon_stats.torch import PartialBuffer
 
@@ -71,7 +71,7 @@ class TrainerMon(BaseTrainerMon):
         observer: Collector,
         coverage: Coverage,
     ) -> Attachment:
-        config = self._config
+        config, collectives = self._config, self._config.cc_distribution
         request = Request(
             targets=targets,
             activations=config.collects_actv,
@@ -82,5 +82,14 @@ class TrainerMon(BaseTrainerMon):
             weights=config.param_distribution,
             main_grad=self._main_grad,
             groups=Groups(data_parallel=self._dp_group, tensor_parallel=self._tp_group, monitored=config.module_ranks),
+            collectives=CollectiveRequest(
+                wants=collectives.wants, inputs=collectives.cc_pre_hook, log_only=collectives.cc_log_only
+            )
+            if collectives.enable
+            else None,
+            ends_program=self._ends_program,
         )
         return attach(models, optimizer, request, clock, observer, coverage)
+
+    def _attach_idle(self, models: Sequence[nn.Module], optimizer: Any, clock: Clock) -> Attachment:
+        return attach(models, optimizer, Request(ends_program=True), clock, Nobody(), Coverage())
