@@ -203,7 +203,12 @@ def test_order_within_a_step_is_the_order_of_execution(tmp_path: Path) -> None:
             "grad_reduced": [(0, "l1.weight", change)],
             "actv_grad": [(0, "l1.output", 0, change), (0, "l1.output", 1, change)],
             "param_updated": [(0, "l1.weight", change)],
-            "actv": [(0, "l0.output", 0, 1.0), (0, "l1.output", 0, 1.0), (0, "l0.output", 1, change), (0, "l1.output", 1, change)],
+            "actv": [
+                (0, "l0.output", 0, 1.0),
+                (0, "l1.output", 0, 1.0),
+                (0, "l0.output", 1, change),
+                (0, "l1.output", 1, change),
+            ],
             "param_origin": [(0, "l1.weight", change)],
             "grad_unreduced": [(0, "l1.weight", change)],
         }
@@ -246,7 +251,10 @@ def test_the_program_itself_returns_the_status(tmp_path: Path) -> None:
     write_rank(tmp_path / "a", {"grad_reduced": [(0, "w", 1.0)]})
     write_rank(tmp_path / "b", {"grad_reduced": [(0, "\x1b[31mw", 2.0), (0, "w", 2.0)]})
     done = subprocess.run(
-        [sys.executable, "-m", "msmon", "diff", tmp_path / "a", tmp_path / "b"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "msmon", "diff", tmp_path / "a", tmp_path / "b"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "First difference: step 0, w" in done.stdout
