@@ -26,8 +26,12 @@ venv: .venv/.ready .venv-mindspore/.ready
 demo: .venv/.ready
 	$(BIN)/python -m msmon demo $(ARGS)
 
-test: venv
+# MindSpore first, so that the closing line of the large run is the last one.
+test: venv test-mindspore
 	$(BIN)/python -m pytest $(ARGS)
+
+test-mindspore: .venv-mindspore/.ready
+	PATH="$(CURDIR)/.venv-mindspore/bin:$$PATH" .venv-mindspore/bin/python -m pytest -k mindspore tests
 
 check: .venv/.ready
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """Shared fixtures: a folder for a run's files, and threads that leave room for other processes."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Callable
@@ -8,6 +9,15 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+_MINDSPORE_ENVIRONMENT = importlib.util.find_spec("torch") is None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """torch and MindSpore have an environment each; a file belongs to that of MindSpore if its name says so."""
+    if collection_path.is_dir() or not collection_path.name.startswith("test_"):
+        return None
+    return True if ("mindspore" in collection_path.name) is not _MINDSPORE_ENVIRONMENT else None
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_files_that_are_none(tmp_path, monkeypatch):
     loop.symlink_to(loop)
     assert message_for(loop) == f"{loop}: cannot be read: Too many levels of symbolic links"
     assert message_for(tmp_path / ("x" * 300)).endswith(": cannot be read: File name too long")
-    assert message_for("a\0b") == '"a\\u0000b": not a path: embedded null byte'
+    assert message_for("a\0b").startswith('"a\\u0000b": not a path: ')
     assert message_for(3).startswith("3: not a path: expected str, bytes or os.PathLike object, not int")
     assert message_for("") == "the path of the configuration file is empty"
     monkeypatch.chdir(tmp_path)

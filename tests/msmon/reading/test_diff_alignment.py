@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msmon_stats import summarize_many
 
 from msmon.cli import main
 from msmon.reading import UnusableRun
 from msmon.reading.diff import DiffResult, diff_runs, read_rules
+from msmon_stats import summarize_many
 
 from .files import write_rank
 
@@ -51,7 +51,7 @@ def test_rules_that_make_two_names_one_are_refused(tmp_path: Path) -> None:
     for name in "ab":
         write_rank(tmp_path / name, {"grad_reduced": [(0, "one.weight", 1.0), (0, "two.weight", 2.0)]})
     path = rules(tmp_path, {"pattern": "one|two", "replace": "same"})
-    with pytest.raises(UnusableRun, match="'one.weight' and 'two.weight' of run A the same name 'same.weight'"):
+    with pytest.raises(UnusableRun, match=r"'one\.weight' and 'two\.weight' of run A the same name 'same\.weight'"):
         diff_runs(tmp_path / "a", tmp_path / "b", rules=read_rules(path))
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msmon_io import ParquetWriter, Table, read_csv
 
 from msmon.reading import Run, UnusableRun, open_run
 from msmon.reading.blocks import read_blocks
 from msmon.reading.index import Index, build_index
+from msmon_io import ParquetWriter, Table, read_csv
 
 from .files import write_rank
 
@@ -56,8 +56,8 @@ def plainly(directory: Path, rank: int, data_type: str) -> dict[Cell, float]:
                 keys = {name: row.pop(name, "-1") for name in ("vpp_stage", "name", "step", "micro_step")}
                 for stat, text in row.items():
                     if stat not in ("shape", "dtype"):
-                        place = (int(keys["vpp_stage"]), keys["name"], int(keys["micro_step"]), int(keys["step"]))
-                        found[rank, *place, stat] = float(text)
+                        place = (rank, int(keys["vpp_stage"]), keys["name"], int(keys["micro_step"]), int(keys["step"]))
+                        found[(*place, stat)] = float(text)
     return found
 
 

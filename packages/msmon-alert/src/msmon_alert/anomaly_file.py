@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from msmon_alert.files import DIRECTORY_MODE, replaced
 from msmon_alert.reading import BrokenFileError, end_of_records
 from msmon_alert.record import record_key
 
@@ -36,7 +36,7 @@ class AnomalyFile:
 
     def __init__(self, directory: str | os.PathLike[str], append: bool = False) -> None:
         folder = Path(directory)
-        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        folder.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         if folder.is_symlink() and not folder.resolve().is_relative_to(folder.parent.resolve()):
             raise OSError(
                 f"{folder} is a symbolic link to {folder.resolve()}, outside {folder.parent}; remove the link"
@@ -49,7 +49,8 @@ class AnomalyFile:
         if append and self.path.exists():
             self._file, self._end, self._empty = _continue(self.path)
         else:
-            _begin(self.path)
+            with replaced(self.path) as empty:
+                empty.write(_EMPTY)
             self._file = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             self._end, self._empty = len(_EMPTY) - len(_END), True
 
@@ -92,19 +93,6 @@ class AnomalyFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _begin(path: Path) -> None:
-    """Puts an empty object in place of whatever is there, a symbolic link too, in one rename."""
-    handle, temporary = tempfile.mkstemp(prefix=".anomaly-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_EMPTY)
-            os.fchmod(file.fileno(), 0o640)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _continue(path: Path) -> tuple[int, int, bool]:

@@ -7,15 +7,14 @@ import itertools
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from msmon_alert.anomaly_file import FILE_NAME
 from msmon_alert.causes import explain
+from msmon_alert.files import replaced
 from msmon_alert.progress import Progress
-from msmon_alert.record import Record
 from msmon_alert.sorting import find_anomaly_files, first_anomalies
 from msmon_alert.table import printable, render, row
 
@@ -66,11 +65,12 @@ def _sort(files: list[Path], out: Path, count: int, steps: frozenset[int]) -> in
     shown = min(count, len(records))
     print(f"{shown} of {found.seen} anomalies in {found.files} files, earliest first." if records else "No anomalies.")
     try:
-        target = _write(out / RESULT_NAME, dict(itertools.islice(found.first.items(), count)))
+        with replaced(out / RESULT_NAME) as file:
+            file.write(json.dumps(dict(itertools.islice(found.first.items(), count)), indent=2).encode())
     except OSError as error:
         print(f"msmon anomalies: {RESULT_NAME} not written: {error}", file=sys.stderr)
         return 1
-    print(f"Written to {target}")
+    print(f"Written to {out / RESULT_NAME}")
     return 1 if found.unread == found.files and not found.seen else 0
 
 
@@ -119,20 +119,6 @@ def _out_folder(text: str | None, file: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise _ArgumentError(f"-o/--out_path: {out} is not a directory")
     return out
-
-
-def _write(path: Path, records: dict[str, Record]) -> Path:
-    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".anomaly-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(records, file, indent=2)
-            os.fchmod(file.fileno(), 0o640)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
 
 
 def _colour() -> bool:

@@ -98,19 +98,25 @@ def _make(spec: Any) -> Rule:
         raise _Problems(*problems, f".rule_name: {error}") from error
     if args is None:
         raise _Problems(*problems)
-    problems.extend(_argument_names(found, args))
-    if problems:
+    unknown, missing = _argument_names(found, args)
+    problems.extend(unknown + missing)
+    rule = None
+    if not missing:
+        try:
+            rule = found(**{key: value for key, value in args.items() if key in _parameters(found)})
+        except (TypeError, ValueError) as error:
+            problems.extend(f".args.{line}" for line in str(error).splitlines())
+    if problems or rule is None:
         raise _Problems(*problems)
-    try:
-        return found(**args)
-    except (TypeError, ValueError) as error:
-        raise _Problems(*(f".args.{line}" for line in str(error).splitlines())) from error
+    return rule
 
 
-def _argument_names(rule: type[Rule], args: Mapping[str, Any]) -> list[str]:
-    parameters = inspect.signature(rule).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return []
+def _parameters(rule: type[Rule]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(rule).parameters
+
+
+def _argument_names(rule: type[Rule], args: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    parameters = _parameters(rule)
     allowed = ", ".join(parameters) or "none"
     unknown = [
         f".args.{key}: {rule.__name__} has no such argument; allowed: {allowed}{_near(str(key), list(parameters))}"
@@ -122,7 +128,7 @@ def _argument_names(rule: type[Rule], args: Mapping[str, Any]) -> list[str]:
         for key, parameter in parameters.items()
         if parameter.default is parameter.empty and key not in args
     ]
-    return unknown + missing
+    return unknown, missing
 
 
 def _near(name: str, known: list[str]) -> str:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from msmon.cli._commands import commands
+from msmon.cli._commands import COMMANDS
 from msmon.cli._parser import Parser, parse_without_command
 from msmon.config import ConfigError
 
@@ -17,11 +17,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     2: arguments or input that make no sense; 1: it could not be done, or what was compared differs.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    known = commands()
     try:
-        if words and words[0] in known:
-            return known[words[0]].run(Parser, words[1:])
-        return parse_without_command(words, known)
+        if words and words[0] in COMMANDS:
+            return COMMANDS[words[0]].run(Parser, words[1:])
+        return parse_without_command(words)
     except SystemExit as end:  # argparse has printed
         return end.code if isinstance(end.code, int) else 0
     except ConfigError as error:

@@ -2,7 +2,6 @@
 
 import argparse
 from importlib import import_module
-from importlib.machinery import PathFinder
 
 from attrs import frozen
 
@@ -21,17 +20,6 @@ class Command:
     """Imported when the command is used, not before."""
     own_parser: bool = False
 
-    def exists(self) -> bool:
-        """Whether the module is installed; imports none of its packages, as `find_spec` of importlib would."""
-        parts = self.module.split(".")
-        path = None
-        for end in range(1, len(parts) + 1):
-            spec = PathFinder.find_spec(".".join(parts[:end]), path)
-            if spec is None:
-                return False
-            path = spec.submodule_search_locations
-        return True
-
     def run(self, parser_class: type[argparse.ArgumentParser], words: list[str]) -> int:
         module = import_module(self.module)
         if self.own_parser:
@@ -46,7 +34,7 @@ class Command:
         return int(module.run(parser.parse_args(words)))
 
 
-_COMMANDS = (
+_ALL = (
     Command(name="demo", summary="train a small model with a fault, and see it found", module="msmon.cli.demo"),
     Command(name="check", summary="validate a configuration, print what it would monitor", module="msmon.cli.check"),
     Command(
@@ -64,6 +52,5 @@ _COMMANDS = (
 )
 
 
-def commands() -> dict[str, Command]:
-    """The commands that this installation has, in the order of the help."""
-    return {command.name: command for command in _COMMANDS if command.exists()}
+COMMANDS = {command.name: command for command in _ALL}
+"""By name, in the order of the help."""

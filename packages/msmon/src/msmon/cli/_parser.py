@@ -2,12 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import NoReturn
 
 from msmon import __version__
-from msmon.cli._commands import Command
+from msmon.cli._commands import COMMANDS
 
 _EPILOG = """\
 examples:
@@ -32,9 +31,9 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def parse_without_command(words: list[str], commands: Mapping[str, Command]) -> int:
+def parse_without_command(words: list[str]) -> int:
     """Print the help or the version, or say why these words are no command; returns the exit status."""
-    lines = "\n".join(f"  {command.name:<10} {command.summary}" for command in commands.values())
+    lines = "\n".join(f"  {command.name:<10} {command.summary}" for command in COMMANDS.values())
     parser = Parser(
         prog="msmon",
         usage="msmon COMMAND ...",
@@ -50,8 +49,8 @@ def parse_without_command(words: list[str], commands: Mapping[str, Command]) -> 
         return 2
     if known.command is None:
         parser.error(f"unknown option {words[0]}")
-    if known.command in commands:
+    if known.command in COMMANDS:
         parser.error(f"the command comes first: msmon {known.command} ...")
-    near = get_close_matches(known.command, commands, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(commands)}"
+    near = get_close_matches(known.command, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
     parser.error(f"unknown command {known.command!r}, {hint}")
