@@ -17,10 +17,11 @@ from msmon_io._table import Table
 if TYPE_CHECKING:
     from msmon_io._row_starts import RowStarts
 
-# Up to this size a file that grows is written anew beside the old one and takes its place, so that even `kill -9`
-# in the middle leaves whole lines. Beyond it that would cost more than it is worth: lines are appended, and a line
-# cut by a kill is passed over by the reader and removed by the next writer.
+# While it is this small, a file that grows is written anew beside the old one and takes its place, so that even
+# `kill -9` in the middle leaves whole lines. Beyond it that would cost a shared disk more than it is worth: lines are
+# appended, and a line cut by a kill is passed over by the reader and removed by the next writer.
 REWRITE_LIMIT = 4 << 20
+_REWRITE_STEPS = 16
 
 _DATA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -114,7 +115,7 @@ class CsvWriter:
             write_whole(path, first_line.encode() + b"\n", data)
         elif known != first_line:
             raise ValueError(f"the file has the columns {known}, these rows have {first_line}: use a new run directory")
-        elif path.stat().st_size <= REWRITE_LIMIT:
+        elif path.stat().st_size <= min(REWRITE_LIMIT, _REWRITE_STEPS * len(data)):
             write_whole(path, path.read_bytes(), data)
         else:
             append_whole(path, data)
