@@ -98,6 +98,7 @@ class Session:
             rank=place.rank,
             directory=place.output_dir / "anomaly_detected" / f"rank{place.rank}",
             append=bool(config.append_output),
+            state_file=None if self.run_dir is None else self.run_dir / "alert_state.npz",
             pp_stage=place.pp_stage,
             group_mates=place.pipeline_ranks,
         )
