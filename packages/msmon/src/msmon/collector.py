@@ -27,7 +27,7 @@ class Buffer(Protocol):
         """Begin to compute the statistics of tensors; one handle each, -1 where there are none."""
 
     def put(self, values: Any) -> int:
-        """Let up to 8 other numbers ride in the same transfer."""
+        """Let other numbers ride in the same transfer, 8 in a row; the first row's handle."""
 
     def transfer(self) -> Transfer:
         """Begin the copy to the host and empty the buffer."""
@@ -64,6 +64,10 @@ class Collector:
         """One handle per tensor; see :class:`msmon_hooks.Observer`."""
         return self._buffer.measure(tensors, self.eps, scale)
 
+    def put(self, values: Any) -> int:
+        """Handle of numbers that were computed elsewhere; see :class:`msmon_hooks.Observer`."""
+        return self._buffer.put(values)
+
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
         """Name what was measured; a later row of the same tensor replaces an earlier one."""
         with self._lock:
@@ -89,19 +93,19 @@ class Collector:
         )
 
 
-class Nobody:
-    """The observer of a rank that is not monitored."""
+class NoObserver:
+    """Takes nothing: for a rank that is not monitored but ends together with the others."""
 
     def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
-        """Reads nothing."""
+        """No handles."""
         return [-1] * len(tensors)
 
     def put(self, values: Any) -> int:
-        """Takes nothing."""
+        """No handle."""
         return -1
 
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
-        """Keeps nothing."""
+        """Nothing to do."""
 
     def step_end(self, event: StepEnd) -> None:
-        """Writes nothing."""
+        """Nothing to do."""

@@ -143,17 +143,22 @@ class PartialBuffer:
             unscale(rows, factor)
 
     def put(self, values: torch.Tensor) -> int:
-        """Let up to 8 float64 numbers on a device ride in the same transfer; the columns that stay free are 0."""
-        values = values.detach()
+        """Let other float64 numbers on a device ride in the same transfer, 8 in a row.
+
+        Returns:
+            The handle of the first row; those of further ones count up from it. What stays free of the last is 0.
+        """
+        values = values.detach().reshape(-1)
+        count = -(-values.numel() // WIDTH)
         with self._lock:
-            page, start, _, handle = self._take(values.device, 1)
-        row = page[start]
+            page, start, _, handle = self._take(values.device, count)
+        rows = page[start : start + count].reshape(-1)
         if values.device.type == "cpu":
-            row[:] = 0.0
-            row[: values.numel()] = values.numpy()
+            rows[: values.numel()] = values.numpy()
+            rows[values.numel() :] = 0.0
         else:
-            row.zero_()
-            row[: values.numel()] = values
+            rows[: values.numel()] = values
+            rows[values.numel() :].zero_()
         return handle
 
     def transfer(self) -> Transfer:
