@@ -233,3 +233,25 @@ def test_a_comparison(trained: Callable[[str], Path], tmp_path: Path, browser: B
     equal, different = page.pixel(0, 2, 12), page.pixel(0, 6, 12)
     assert equal != different
     assert not page.errors()
+
+
+def test_the_demo(tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page shows the fault that the demo injects: the first anomaly, and its cell in the heat map."""
+    from msmon.demo.tiny_gpt import Fault, train, write_config
+
+    monkeypatch.delenv("MONITOR_OUTPUT_DIR", raising=False)
+    directory = tmp_path / "demo"
+    fault = Fault(step=2)
+    train(write_config(directory), steps=3, fault=fault, on_step=lambda step, loss: None)
+    write_report(directory, tmp_path / "r.html")
+    page = Page(browser(1920, 1080), tmp_path / "r.html")
+    assert f"First: step 2, weights, rank 0: {fault.layer}.weight" in page.text("#panel-anomalies")
+    page.script("document.querySelector('#panel-anomaly-table tr.link').click()")
+    page.until("return document.querySelectorAll('.chart').length === 4")
+    assert page.chips() == [f"{fault.layer}.weight"]
+    page.search(f"{fault.layer}.weight")
+    before, after = page.pixel(0, 1, 3), page.pixel(0, 2, 3)
+    assert before != after
+    page.mouse(0, 2, 3, click=False)
+    page.until("return document.querySelector('#tip').innerText.includes('at step 2')")
+    assert not page.errors()

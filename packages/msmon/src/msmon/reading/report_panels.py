@@ -19,7 +19,7 @@ _ROWS = 200
 
 def report_panels(run: Run, indices: Mapping[str, Index], anomalies: Anomalies) -> list[Panel]:
     """The panels in their order."""
-    panels = [_run_panel(run, indices), _coverage_panel(run), _first_panel(run, anomalies, indices)]
+    panels = [_first_panel(run, anomalies, indices), _run_panel(run, indices), _coverage_panel(run)]
     if anomalies.total:
         panels.append(_anomaly_panel(anomalies, indices))
     if run.notes:

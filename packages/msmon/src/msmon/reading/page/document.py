@@ -71,7 +71,7 @@ def write_page(path: Path, page: Page, *, limit: int = PAGE_LIMIT) -> Written:
         text, thinned = _assemble(page, chosen)
         size = len(text.encode("utf-8"))
         # The estimate is cautious; a page of half the size has room for more.
-        wasteful = bool(thinned) and size < 0.75 * limit and attempt < _TRIES // 2
+        wasteful = bool(thinned) and size < 0.75 * limit and attempt < _TRIES - 2
         if size <= limit and not wasteful:
             break
         room *= min(0.93 * (limit - _FRAME_BYTES) / max(size - _FRAME_BYTES, 1), 4.0)

@@ -38,8 +38,8 @@ class Fit:
 def fit(series: Sequence[TypeSeries], room: float) -> Fit:
     """The most that fits into `room` bytes, by estimate."""
     most = max((len(one.tensors) for one in series), default=0)
-    longest = max((len(one.steps) for one in series), default=1)
-    everything = sum(one.lines.shape[0] * len(one.stats) * len(one.tensors) * len(one.steps) for one in series)
+    longest = max((len(one.bins) for one in series), default=1)
+    everything = sum(one.lines.shape[0] * len(one.stats) * len(one.tensors) * len(one.bins) for one in series)
     if everything * _WHOLE_COST <= room:
         return Fit(half=False, bins=longest, tensors=most, detail=most, layers=False)
     curves = sum(one.lines.shape[0] * len(one.stats) * len(one.tensors) for one in series)
