@@ -48,7 +48,7 @@ def test_first_anomalies_of_two_ranks(run, tmp_path):
     ]
     found = result(tmp_path)
     assert list(found) == [
-        "0:fc1.weight/rank1/param_origin_step_50_call_82",
+        "0:fc1.weight/rank1/param_origin_step_50_call_68",
         "0:fc1.output:0/rank1/actv_step_50_call_1",
         "0:relu1.input:0/rank1/actv_step_50_call_2",
     ]
