@@ -27,7 +27,7 @@ class Buffer(Protocol):
         """Begin to compute the statistics of tensors; one handle each, -1 where there are none."""
 
     def put(self, values: Any) -> int:
-        """Let up to 8 other numbers ride in the same transfer."""
+        """Let other numbers ride in the same transfer, 8 in a row; the first row's handle."""
 
     def transfer(self) -> Transfer:
         """Begin the copy to the host and empty the buffer."""
@@ -57,24 +57,32 @@ class Collector:
         # script lets go of it.
         self._owner = owner
         self._rows: dict[tuple[str, int, str, int | None], tuple[TensorRef, int]] = {}
+        self._joined: list[tuple[TensorRef, int]] = []
         self._lock = threading.Lock()
 
     def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
         """One handle per tensor; see :class:`msmon_hooks.Observer`."""
         return self._buffer.measure(tensors, self.eps, scale)
 
+    def put(self, values: Any) -> int:
+        """Handle of numbers that were computed elsewhere; see :class:`msmon_hooks.Observer`."""
+        return self._buffer.put(values)
+
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
         """Name what was measured; a later row of the same tensor replaces an earlier one."""
         with self._lock:
             for ref, handle in zip(refs, handles, strict=True):
-                self._rows[ref.key] = (ref, handle)
+                if ref.merges:
+                    self._joined.append((ref, handle))
+                else:
+                    self._rows[ref.key] = (ref, handle)
 
     def step_end(self, event: StepEnd) -> None:
         """Hand over a sampled step."""
         if not event.sampled:
             return
         with self._lock:
-            rows, self._rows = list(self._rows.values()), {}
+            rows, self._rows, self._joined = [*self._rows.values(), *self._joined], {}, []
         self._on_step(
             CollectedStep(
                 event=event,
@@ -83,3 +91,21 @@ class Collector:
                 transfer=self._buffer.transfer(),
             )
         )
+
+
+class NoObserver:
+    """Takes nothing: for a rank that is not monitored but ends together with the others."""
+
+    def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
+        """No handles."""
+        return [-1] * len(tensors)
+
+    def put(self, values: Any) -> int:
+        """No handle."""
+        return -1
+
+    def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
+        """Nothing to do."""
+
+    def step_end(self, event: StepEnd) -> None:
+        """Nothing to do."""

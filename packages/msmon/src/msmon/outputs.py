@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msmon_io
 from msmon.config import Config
-from msmon_io import Table
+from msmon_io import Writer
 
 logger = logging.getLogger("msmon")
-
-
-class Writer(Protocol):
-    """What takes the tables of a step."""
-
-    def write(self, table: Table) -> None:
-        """Take a table."""
-
-    def flush(self) -> None:
-        """The step is over."""
-
-    def close(self) -> None:
-        """Nothing more will come."""
-
-
-def _csv(run_dir: Path, config: Config, rank: int) -> Writer:
-    return msmon_io.CsvWriter(run_dir, ndigits=config.ndigits, step_count_per_record=config.step_count_per_record)
-
-
-_WRITERS: dict[str, Callable[[Path, Config, int], Writer]] = {"csv": _csv}
 
 
 def make_run_dir(config: Config, output_dir: Path, rank: int) -> Path | None:
@@ -40,7 +19,7 @@ def make_run_dir(config: Config, output_dir: Path, rank: int) -> Path | None:
     Raises:
         OSError: it cannot be created; the message says which and what to do.
     """
-    if not any(name in _WRITERS for name in config.format):
+    if set(config.format) == {"api"}:
         return None
     try:
         if config.append_output:
@@ -57,10 +36,17 @@ def make_run_dir(config: Config, output_dir: Path, rank: int) -> Path | None:
 
 
 def make_writers(config: Config, run_dir: Path | None, rank: int) -> list[Writer]:
-    """One writer for each format that writes files."""
+    """One writer for each format that writes files.
+
+    Raises:
+        ImportError: a format needs a package that is not installed; the message names it.
+    """
     if run_dir is None:
         return []
-    return [_WRITERS[name](run_dir, config, rank) for name in config.format if name in _WRITERS]
+    context = msmon_io.WriterContext(
+        run_dir=run_dir, rank=rank, ndigits=config.ndigits, step_count_per_record=config.step_count_per_record
+    )
+    return [msmon_io.open_writer(name, context) for name in config.format if name != "api"]
 
 
 class JsonFile:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import msmon_io
 from msmon.alerts import Alerts
 from msmon.collector import CollectedStep
-from msmon.outputs import JsonFile, Writer
+from msmon.heat_maps import PictureWriter, draw, histograms
+from msmon.outputs import JsonFile
 from msmon.partials import PartialsWriter
-from msmon.tables import split_rows, tables
-from msmon_hooks import Coverage, Part
-from msmon_io import Table
+from msmon.tables import StepRows, step_rows, tables
+from msmon_hooks import ADAM_HISTOGRAM, Coverage, Part
+from msmon_io import Table, Writer
 
 logger = logging.getLogger("msmon")
 
@@ -47,6 +51,7 @@ class Pipeline:
         self._partials_part = self._part("partials")
         self._alerts = alerts
         self._alerting = self._part("alerts")
+        self._drawing = self._part("histograms")
         self._background = msmon_io.Background(depth=1)
         self._run_file = JsonFile(run_dir, "run.json")
         self._coverage_file = JsonFile(run_dir, "coverage.json")
@@ -64,9 +69,11 @@ class Pipeline:
 
     def submit(self, collected: CollectedStep) -> None:
         """Work the step off in the background; waits while the step before it is not done."""
-        if collected.event.skipped:
-            self.coverage.skipped_step(collected.event.step)
         self._background.submit(self._process, collected)
+
+    def run_later(self, job: Callable[..., object], *args: Any) -> None:
+        """Do something beside the training, after the steps that were handed over."""
+        self._background.submit(job, *args)
 
     def metrics(self, data_type: str) -> dict[str, dict[str, Any]]:
         """Tag -> {statistic: value} of the last step that is done."""
@@ -80,32 +87,41 @@ class Pipeline:
         """Wait for the steps that were handed over."""
         self._background.drain()
 
-    def set_ops(self, ops: Sequence[str]) -> None:
-        """Use other statistics from the next step on."""
-        self._background.submit(setattr, self, "_ops", tuple(ops))
-
     def _process(self, collected: CollectedStep) -> None:
         event = collected.event
-        refs, partials, left_out = split_rows(collected.refs, collected.handles, collected.transfer.matrix())
-        for row in left_out:
-            if (row.ref.data_type, row.ref.name) not in self._left_out:
-                self._left_out.add((row.ref.data_type, row.ref.name))
-                self.coverage.explain(row.ref.data_type, row.ref.name, row.reason)
-        made = tables(event.step, refs, partials, self._ops)
+        matrix = collected.transfer.matrix()
+        if event.skip_handle >= 0 and matrix[event.skip_handle, 0] > 0:
+            self.coverage.skipped_step(event.step)
+        rows = step_rows(collected.refs, collected.handles, matrix, self._ops)
+        for ref, reason in rows.left_out:
+            if (ref.data_type, ref.name) not in self._left_out:
+                self._left_out.add((ref.data_type, ref.name))
+                self.coverage.explain(ref.data_type, ref.name, reason)
+        made = [table for group in rows.groups for table in tables(event.step, group)]
         for table in made:
             self.coverage.saw(table.data_type, table.names)
         if self._alerts is not None:
-            self._alerting.run(self._alerts.observe, event, refs, partials, self._ops)
+            for group in rows.groups:
+                self._alerting.run(self._alerts.observe, event, group.refs, group.values, group.stats)
+        if rows.histograms:
+            self._drawing.run(self._draw, event.step, rows, matrix)
         for writer, part in self._outputs:
             for table in made:
                 part.run(writer.write, table)
             part.run(writer.flush)
         if self._partials is not None:
-            self._partials_part.run(self._partials.write, event.step, refs, partials)
+            self._partials_part.run(self._partials.write, event.step, rows.groups[0].refs, rows.partials)
         self._latest = {table.data_type: table for table in made}
         self._steps += 1
         if self._steps == 1:
             self._coverage_file.write(self.coverage.to_dict())
+
+    def _draw(self, step: int, rows: StepRows, matrix: NDArray[np.float64]) -> None:
+        found = histograms(step, rows.histograms, rows.histogram_handles, matrix)
+        for writer, part in self._outputs:
+            if isinstance(writer, PictureWriter):
+                part.run(draw, writer, step, found)
+        self.coverage.saw(ADAM_HISTOGRAM, [ref.name for ref in rows.histograms])
 
     def finish(self) -> None:
         """Write what is pending, close the files and say what was recorded; harmless when called again."""

@@ -94,9 +94,7 @@ def output_leaves(site: Site, number: int, output: Any) -> list[Leaf]:
     return [(site.row_name(number, "output", path), position, tensor) for path, position, tensor in found]
 
 
-def selected(
-    selector: Selector, leaves: list[Leaf], length: int, positional: int | None = None
-) -> list[Leaf] | None:
+def selected(selector: Selector, leaves: list[Leaf], length: int, positional: int | None = None) -> list[Leaf] | None:
     """The leaves that a selector of a target means, or None where the number of elements is another one.
 
     Args:

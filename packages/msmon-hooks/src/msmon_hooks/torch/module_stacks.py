@@ -27,9 +27,7 @@ class StackHooks:
         on_stacks: called once, after the first step, with module name (and stage prefix) to stack.
     """
 
-    def __init__(
-        self, *, part: Part, forwards: TrainingForwards, on_stacks: Callable[[dict[str, str]], None]
-    ) -> None:
+    def __init__(self, *, part: Part, forwards: TrainingForwards, on_stacks: Callable[[dict[str, str]], None]) -> None:
         self.part = part
         self.active = True
         self._forwards = forwards

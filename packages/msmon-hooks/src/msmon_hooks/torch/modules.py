@@ -251,7 +251,7 @@ class ModuleHooks:
         return chosen or []
 
     def _read(self, tensors: list[torch.Tensor]) -> list[int]:
-        handles = [self._measured.get(tensor) for tensor in tensors]
+        handles: list[Any] = [self._measured.get(tensor) for tensor in tensors]
         unread = [index for index, handle in enumerate(handles) if handle is None]
         if unread:
             for index, handle in zip(unread, self._observer.measure([tensors[i] for i in unread]), strict=True):

@@ -47,10 +47,11 @@ class PartialBuffer:
         return handles
 
     def put(self, values: Any) -> int:
-        """Let up to 8 numbers ride in the same transfer; the columns that stay free are 0."""
-        row = np.zeros((1, WIDTH))
-        row[0, : len(values)] = values
-        return self._append(row)
+        """Let other numbers ride along, 8 in a row, the last filled up with 0; returns the handle of the first row."""
+        flat = np.asarray(values, np.float64).reshape(-1)
+        rows = np.zeros((-(-flat.size // WIDTH), WIDTH))
+        rows.reshape(-1)[: flat.size] = flat
+        return self._append(rows)
 
     def _append(self, rows: Matrix) -> int:
         with self._lock:

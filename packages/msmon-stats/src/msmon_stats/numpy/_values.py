@@ -69,8 +69,15 @@ def _copied(array: Array) -> Iterator[Array]:
         yield _converted(array.reshape(1).astype(array.dtype.newbyteorder("=")))
         return
     native = array.dtype.newbyteorder("=")
-    flags: Any = ["external_loop", "buffered"]
-    chunks = np.nditer(array, flags, [["readonly", "aligned"]], [native], order="C", casting="equiv", buffersize=PIECE)
+    chunks = np.nditer(
+        [array],
+        ["external_loop", "buffered"],
+        [["readonly", "aligned"]],
+        [native],
+        order="C",
+        casting="equiv",
+        buffersize=PIECE,
+    )
     for chunk in chunks:
         # The iterator may reuse its buffer or hand out a piece with gaps.
         yield _converted(np.ascontiguousarray(chunk))

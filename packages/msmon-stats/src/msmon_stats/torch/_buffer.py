@@ -76,7 +76,7 @@ class PartialBuffer:
         Returns:
             A handle for each tensor, its row in :meth:`Transfer.matrix`; -1 for an unsupported one.
         """
-        if self._compiled and scale is None and type(eps) is float and len(tensors) > 0:
+        if self._compiled and scale is None and isinstance(eps, (float, int)) and len(tensors) > 0:
             handles = self._measure_plain(tensors, eps)
             if handles is not None:
                 return handles
@@ -143,17 +143,22 @@ class PartialBuffer:
             unscale(rows, factor)
 
     def put(self, values: torch.Tensor) -> int:
-        """Let up to 8 float64 numbers on a device ride in the same transfer; the columns that stay free are 0."""
-        values = values.detach()
+        """Let other float64 numbers on a device ride in the same transfer, 8 in a row.
+
+        Returns:
+            The handle of the first row; those of further ones count up from it. What stays free of the last is 0.
+        """
+        values = values.detach().reshape(-1)
+        count = -(-values.numel() // WIDTH)
         with self._lock:
-            page, start, _, handle = self._take(values.device, 1)
-        row = page[start]
+            page, start, _, handle = self._take(values.device, count)
+        rows = page[start : start + count].reshape(-1)
         if values.device.type == "cpu":
-            row[:] = 0.0
-            row[: values.numel()] = values.numpy()
+            rows[: values.numel()] = values.numpy()
+            rows[values.numel() :] = 0.0
         else:
-            row.zero_()
-            row[: values.numel()] = values
+            rows[: values.numel()] = values
+            rows[values.numel() :].zero_()
         return handle
 
     def transfer(self) -> Transfer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 
@@ -16,8 +17,19 @@ _constants: dict[tuple[tuple[float, ...], torch.device], torch.Tensor] = {}
 @contextlib.contextmanager
 def _quiet(tensor: torch.Tensor) -> Iterator[None]:
     # Under autocast a product of float32 tensors would be computed in half precision.
-    with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+    device_type = tensor.device.type
+    full = torch.autocast(device_type, enabled=False) if _has_autocast(device_type) else contextlib.nullcontext()
+    with torch.no_grad(), full:
         yield
+
+
+@cache
+def _has_autocast(device_type: str) -> bool:
+    try:
+        torch.autocast(device_type, enabled=False)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,7 +71,7 @@ MATH = Math(
     where=torch.where,
     sum=_sum,
     largest=torch.amax,
-    stack=torch.stack,
+    stack=lambda tensors: torch.stack(tuple(tensors)),
     constant=_constant,
     arange=lambda stop, like: torch.arange(stop, device=like.device),
     searchsorted=lambda edges, tensor: torch.searchsorted(edges, tensor, right=True),

@@ -79,20 +79,29 @@ def _missing_memory(tensor: torch.Tensor) -> str | None:
     if tensor.numel() == 0:
         return None
     try:
-        needed = (
-            tensor.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        )
-        missing = tensor.untyped_storage().nbytes() < needed * tensor.element_size() or tensor.data_ptr() == 0
+        storage = tensor.untyped_storage()
+        offset, shape, strides = tensor.storage_offset(), tensor.shape, tensor.stride()
     except (RuntimeError, NotImplementedError):
-        # Tensors that stand for others: batched by vmap, traced, fake, wrappers of a third party.
+        storage = None
+    # Tensors that stand for others: batched by vmap, traced, fake, wrappers of a third party. Some say that they have
+    # a storage, but it lies nowhere.
+    if storage is None or storage.device.type == "meta" or (type(tensor) not in _PLAIN and tensor.data_ptr() == 0):
         return f"a {type(tensor).__name__} without memory of its own"
-    return "the memory of the tensor is freed (a sharded parameter outside its use?)" if missing else None
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if storage.nbytes() < (last + 1) * tensor.element_size():
+        return "the memory of the tensor is freed (a sharded parameter outside its use?)"
+    return None
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that lies on this rank; any other tensor itself."""
+    """The part of a DTensor that lies on this rank; any other tensor itself.
+
+    The result of a functional collective is waited for, as torch does before it is used: until then it has no memory.
+    """
     part = getattr(tensor, "_local_tensor", None)
-    return tensor if part is None else part
+    part = tensor if part is None else part
+    wait = getattr(part, "trigger_wait", None)
+    return part if wait is None else wait()
 
 
 def read(tensor: torch.Tensor) -> Reading:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from msmon.collector import Collector
 from msmon.monitor import BaseTrainerMon
-from msmon_hooks import Clock, Coverage, Request, Targets
+from msmon_hooks import Clock, Coverage, Observer, Request
 from msmon_hooks.torch import Attachment, Groups, attach, group_ranks
 from msmon_stats.torch import PartialBuffer
 
@@ -36,6 +35,20 @@ class TrainerMon(BaseTrainerMon):
     """
 
     framework = "torch"
+
+    def begin_micro_step(self) -> None:
+        """A training forward begins.
+
+        Only for training loops that do not call the model that :meth:`set_monitor` was given, but parts of it. Where
+        the model is called inside, that call adds no micro-step.
+        """
+        if self._attachment is not None:
+            self._attachment.begin_micro_step()
+
+    def end_micro_step(self, output: Any = None) -> None:
+        """The training forward that began with :meth:`begin_micro_step` has ended; ``output`` holds its loss."""
+        if self._attachment is not None:
+            self._attachment.end_micro_step(output)
 
     def _find_rank(self) -> int:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -62,25 +75,17 @@ class TrainerMon(BaseTrainerMon):
     def _make_buffer(self) -> PartialBuffer:
         return PartialBuffer()
 
+    def _groups(self) -> Groups:
+        monitored = self._config.module_ranks
+        return Groups(data_parallel=self._dp_group, tensor_parallel=self._tp_group, monitored=monitored)
+
     def _attach(
         self,
         models: Sequence[nn.Module],
         optimizer: Any,
-        targets: Targets,
         clock: Clock,
-        observer: Collector,
+        request: Request | None,
+        observer: Observer,
         coverage: Coverage,
     ) -> Attachment:
-        config = self._config
-        request = Request(
-            targets=targets,
-            activations=config.collects_actv,
-            activation_gradients=config.collects_actv_grad,
-            weight_gradients=config.wg_distribution,
-            each_micro_step=config.monitor_mbs_grad,
-            moments=config.mv_distribution,
-            weights=config.param_distribution,
-            main_grad=self._main_grad,
-            groups=Groups(data_parallel=self._dp_group, tensor_parallel=self._tp_group, monitored=config.module_ranks),
-        )
-        return attach(models, optimizer, request, clock, observer, coverage)
+        return attach(models, optimizer, request, clock, observer, coverage, after_step=self._after_step)

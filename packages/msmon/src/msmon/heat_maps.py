@@ -1,0 +1,88 @@
+"""Histograms of Adam's update and ratio: their bins, and the way into TensorBoard's pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from msmon_hooks import TensorRef
+from msmon_io import Table
+
+BINS = 64
+EDGES = tuple(np.linspace(-1.5, 1.5, BINS + 1).tolist())
+"""Adam's ratio lies in [-1, 1] while gradients keep their sign, and beyond where they begin to."""
+
+KINDS = ("adam_update", "adam_ratio")
+"""The two rows of counts of a parameter, in order."""
+
+_COUNTS = len(EDGES) + 4
+ROWS = -(-len(KINDS) * _COUNTS // 8)
+"""Rows of 8 numbers that the counts of a parameter take in a step's transfer."""
+
+
+@frozen(kw_only=True, eq=False)
+class Histograms:
+    """The histograms of one step."""
+
+    tags: list[str]
+    """``{vpp_stage}:{name}`` of each parameter."""
+    counts: NDArray[np.float64]
+    """``[parameters, 2, BINS]``: how many elements lie in each bin, the smallest first; the outermost bins hold what
+    lies beyond too."""
+    tables: list[Table]
+    """What is in no bin or lies infinitely far: ``nans`` and ``infs`` of update and ratio."""
+
+
+def histograms(
+    step: int, refs: Sequence[TensorRef], handles: NDArray[np.intp], matrix: NDArray[np.float64]
+) -> Histograms:
+    """The histograms of a step.
+
+    Args:
+        step: number of the step.
+        refs: the parameters.
+        handles: of each, the first of its :data:`ROWS` rows.
+        matrix: what the transfer brought, float64 ``[n, 8]``.
+    """
+    rows = handles[:, None] + np.arange(ROWS)
+    numbers = matrix[rows].reshape(len(refs), ROWS * 8)[:, : len(KINDS) * _COUNTS].reshape(-1, len(KINDS), _COUNTS)
+    below, bins, above = numbers[..., 0], numbers[..., 1 : BINS + 1].copy(), numbers[..., BINS + 1]
+    nans, lowest, highest = np.moveaxis(numbers[..., BINS + 2 :], -1, 0)
+    bins[..., 0] += below + lowest
+    bins[..., -1] += above + highest
+    tables = [
+        Table(
+            data_type=kind,
+            step=step,
+            names=[ref.name for ref in refs],
+            vpp_stages=[ref.vpp_stage for ref in refs],
+            ops=["nans", "infs"],
+            values=np.stack([nans[:, index], (lowest + highest)[:, index]], axis=-1),
+        )
+        for index, kind in enumerate(KINDS)
+    ]
+    return Histograms(tags=[f"{ref.vpp_stage}:{ref.name}" for ref in refs], counts=bins, tables=tables)
+
+
+@runtime_checkable
+class PictureWriter(Protocol):
+    """A writer that shows histograms; see :class:`msmon_io.TensorBoardWriter`."""
+
+    def write(self, table: Table) -> None:
+        """Take a table."""
+
+    def add_heat_map(self, step: int, *, tag: str, kind: str, counts: Sequence[float]) -> None:
+        """Take the newest column of a picture."""
+
+
+def draw(writer: PictureWriter, step: int, found: Histograms) -> None:
+    """Add a column to each parameter's pictures."""
+    for table in found.tables:
+        writer.write(table)
+    for tag, kinds in zip(found.tags, found.counts.tolist(), strict=True):
+        for kind, counts in zip(KINDS, kinds, strict=True):
+            writer.add_heat_map(step, tag=tag, kind=kind, counts=counts)

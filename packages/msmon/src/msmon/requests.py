@@ -1,0 +1,90 @@
+"""What a configuration asks the hooks for, and the functions that compute what hooks do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from msmon.config import CcConfig, Config
+from msmon.heat_maps import EDGES
+from msmon_hooks import CollectiveRequest, Feature, Request, Selector, Target, Targets
+from msmon_stats import features
+
+
+def make_request(
+    config: Config,
+    *,
+    main_grad: bool,
+    groups: Any = None,
+    on_structure: Callable[[dict[str, Any]], None],
+    on_stacks: Callable[[dict[str, str]], None],
+) -> Request:
+    """The request of a configuration.
+
+    Args:
+        config: the configuration in force.
+        main_grad: read ``param.main_grad`` where it exists.
+        groups: ranks that hold the same tensors, as the framework's hooks describe them.
+        on_structure: receives the document of ``print_struct``.
+        on_stacks: receives the stacks of ``stack_info``.
+    """
+    return Request(
+        targets=make_targets(config),
+        activations=config.collects_actv,
+        activation_gradients=config.collects_actv_grad,
+        weight_gradients=config.wg_distribution,
+        each_micro_step=config.monitor_mbs_grad,
+        moments=config.mv_distribution,
+        weights=config.param_distribution,
+        main_grad=main_grad,
+        groups=groups,
+        short_names=config.squash_name,
+        sign_agreement=features.sign_agreement if config.mg_direction else None,
+        adam_histograms=_adam_histograms if config.ur_distribution and "tensorboard" in config.format else None,
+        l2_features=_l2_features(config) if config.recording_l2_features else {},
+        on_structure=on_structure if config.print_struct else None,
+        on_stacks=on_stacks if config.stack_info and "csv" in config.format else None,
+        collectives=_collectives(config.cc_distribution) if config.cc_distribution.enable else None,
+        ends_program=ends_program(config),
+    )
+
+
+def ends_program(config: Config) -> bool:
+    """Whether the program ends, on all ranks, after the first step."""
+    return config.print_struct or (config.cc_distribution.enable and config.cc_distribution.cc_log_only)
+
+
+def _collectives(config: CcConfig) -> CollectiveRequest:
+    return CollectiveRequest(wants=config.wants, inputs=config.cc_pre_hook, log_only=config.cc_log_only)
+
+
+def make_targets(config: Config) -> Targets:
+    """The modules and parameters that the configuration names."""
+    wanted = {}
+    for target in config.targets:
+        sides = {
+            side: Selector(length=1 if selector.form == "tensor" else selector.length, index=selector.index)
+            for side in ("input", "output", "input_grad", "output_grad")
+            if (selector := getattr(target, side)) is not None
+        }
+        wanted[target.key] = Target(selectors={} if target.whole else sides)
+    return Targets(wanted, all_modules=config.all_xy)
+
+
+def _l2_features(config: Config) -> dict[str, Feature]:
+    compute: dict[str, Callable[..., Any]] = {
+        "attention_hook": partial(features.attention_features, layout=config.sa_order),
+        "linear_hook": features.linear_features,
+        "moe_router_weight_hook": features.router_similarity,
+        "moe_router_logit_hook": features.router_entropy,
+    }
+    return {
+        kind: Feature(modules=names, compute=function)
+        for kind, function in compute.items()
+        if (names := getattr(config.l2_targets, kind)) is not None
+    }
+
+
+def _adam_histograms(exp_avg: Any, exp_avg_sq: Any, *, step: Any, betas: tuple[float, float], eps: float) -> Any:
+    return features.adam_histograms(exp_avg, exp_avg_sq, EDGES, step=step, betas=betas, eps=eps)

@@ -1,0 +1,62 @@
+"""The GPU kernels: interpreted on the CPU, and compiled for GPUs that need not be there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+
+def test_interpreted_kernels_pass_the_conformance_tests():
+    # Triton decides at its import whether it interprets, so this needs a process of its own.
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", str(Path(__file__).parent / "interpreted_triton.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= 40
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("gpu", [("cuda", 80, 32), ("cuda", 90, 32), ("hip", "gfx942", 64)], ids=str)
+def test_kernels_compile_for_gpus(gpu, tmp_path, monkeypatch):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from msmon_stats.torch import _triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    rows = {"eps": "*fp64", "rows": "*fp64", "BLOCK": "constexpr", "NARROW": "constexpr"}
+    sources = [
+        ASTSource(
+            fn=_triton._one_tensor,
+            signature={"pointer": pointer, "size": "i64", "piece": "i64", **rows},
+            constexprs={"BLOCK": _triton._BLOCK, "NARROW": narrow},
+        )
+        for pointer, narrow in (("*bf16", True), ("*fp64", False))
+    ]
+    sources += [
+        ASTSource(
+            fn=_triton._many_tensors,
+            signature={"table": "*i64", "DTYPE": "constexpr", **rows},
+            constexprs={"DTYPE": _triton._TYPES["float32"], "BLOCK": _triton._BLOCK, "NARROW": True},
+        ),
+        ASTSource(
+            fn=_triton._merge,
+            signature={"rows": "*fp64", "bounds": "*i64", "out": "*fp64", "BLOCK": "constexpr"},
+            constexprs={"BLOCK": 128},
+        ),
+    ]
+    for source in sources:
+        compiled = triton.compile(source, target=GPUTarget(*gpu))
+        assert compiled.asm["cubin" if gpu[0] == "cuda" else "hsaco"]
