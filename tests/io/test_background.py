@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import threading
 
 import pytest
@@ -99,6 +100,7 @@ def test_a_forked_child_does_nothing() -> None:
     background.submit(go_on.wait)
     child = os.fork()
     if child == 0:
+        signal.alarm(10)
         # The queue is full and the thread is not here: any wait would never end.
         silent = not background.submit(os._exit, 4) and background.drain() and background.close()
         os._exit(0 if silent else 3)

@@ -141,13 +141,14 @@ def test_a_resumed_run_goes_on_in_the_file(tmp_path: Path, rewrite_limit: int, m
     with CsvWriter(tmp_path, step_count_per_record=10) as writer:
         writer.write(table(step=0))
         writer.write(table(step=1))
+        assert [one.step for one in read_csv(path)] == [0], "the next step brings the one before it to the disk"
     whole = path.read_text()
     path.write_text(whole + "0,fc1.weight,2,0.1")
     with CsvWriter(tmp_path, step_count_per_record=10) as writer:
         writer.write(table(step=2))
         writer.flush()
         writer.write(table(step=3))
-    assert [one.step for one in read_csv(path)] == [0, 1, 2, 3]
+    assert [(one.step, len(one)) for one in read_csv(path, on_broken=pytest.fail)] == [(step, 2) for step in range(4)]
     assert path.read_text().startswith(whole)
     assert path.stat().st_mode & 0o777 == 0o640 or rewrite_limit == 0
     for start in ("", "vpp_sta"):

@@ -1,10 +1,21 @@
 """What every back end and every kernel has to give, as one class to inherit from."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 import msmon_stats
-from msmon_stats import OPS, UnsupportedTensorError, finalize, merge, partial, partial_many, summarize, unsupported_reason
+from msmon_stats import (
+    OPS,
+    UnsupportedTensorError,
+    finalize,
+    merge,
+    partial,
+    partial_many,
+    summarize,
+    unsupported_reason,
+)
 
 from . import reference
 
@@ -180,7 +191,15 @@ class Conformance:
         above = np.float32(0.1)
         below = np.nextafter(above, np.float32(0))
         values = np.array([above, below, -above, -below, 0.0, -0.0, np.nan])
-        for eps, zeros in ((0.1, 4), (float(above), 4), (float(below), 2), (0.0, 0), (1e300, 6), (1e-300, 2), (np.inf, 6)):
+        for eps, zeros in (
+            (0.1, 4),
+            (float(above), 4),
+            (float(below), 2),
+            (0.0, 0),
+            (1e300, 6),
+            (1e-300, 2),
+            (np.inf, 6),
+        ):
             row = self.host(partial(self.make(values, "float32"), eps, kernel=self.kernel))
             assert row[3] == zeros, eps
 
@@ -190,7 +209,7 @@ class Conformance:
         whole = self.host(partial(tensor, 0.5, kernel=self.kernel))
         for chunks in (1, 4, 1000):
             bounds = np.linspace(0, len(values), chunks + 1).astype(int)
-            parts = [tensor[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+            parts = [tensor[a:b] for a, b in pairwise(bounds)]
             rows = partial_many(parts, 0.5, kernel=self.kernel)
             while len(rows) > 1:
                 half = len(rows) // 2
@@ -211,7 +230,8 @@ class Conformance:
     def test_many_at_once_give_what_each_gives_alone(self):
         dtypes = [dtype for dtype in ("float32", "bfloat16", "int32", "bool", "complex64") if dtype not in self.missing]
         tensors = [
-            self.make(normal(size, seed=i), dtypes[i % len(dtypes)]) for i, size in enumerate((5, 0, 1000, 1, 70000, 64, 33))
+            self.make(normal(size, seed=i), dtypes[i % len(dtypes)])
+            for i, size in enumerate((5, 0, 1000, 1, 70000, 64, 33))
         ]
         view = dict(self.views(self.make(normal((4, 6, 8)), "float32")))
         tensors += list(view.values())

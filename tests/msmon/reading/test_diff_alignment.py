@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msmon_stats import summarize_many
 
 from msmon.cli import main
 from msmon.reading import UnusableRun
 from msmon.reading.diff import DiffResult, diff_runs, read_rules
+from msmon_stats import summarize_many
 
 from .files import write_rank
 
@@ -51,7 +51,7 @@ def test_rules_that_make_two_names_one_are_refused(tmp_path: Path) -> None:
     for name in "ab":
         write_rank(tmp_path / name, {"grad_reduced": [(0, "one.weight", 1.0), (0, "two.weight", 2.0)]})
     path = rules(tmp_path, {"pattern": "one|two", "replace": "same"})
-    with pytest.raises(UnusableRun, match="'one.weight' and 'two.weight' of run A the same name 'same.weight'"):
+    with pytest.raises(UnusableRun, match=r"'one\.weight' and 'two\.weight' of run A the same name 'same\.weight'"):
         diff_runs(tmp_path / "a", tmp_path / "b", rules=read_rules(path))
 
 
@@ -203,7 +203,12 @@ def test_order_within_a_step_is_the_order_of_execution(tmp_path: Path) -> None:
             "grad_reduced": [(0, "l1.weight", change)],
             "actv_grad": [(0, "l1.output", 0, change), (0, "l1.output", 1, change)],
             "param_updated": [(0, "l1.weight", change)],
-            "actv": [(0, "l0.output", 0, 1.0), (0, "l1.output", 0, 1.0), (0, "l0.output", 1, change), (0, "l1.output", 1, change)],
+            "actv": [
+                (0, "l0.output", 0, 1.0),
+                (0, "l1.output", 0, 1.0),
+                (0, "l0.output", 1, change),
+                (0, "l1.output", 1, change),
+            ],
             "param_origin": [(0, "l1.weight", change)],
             "grad_unreduced": [(0, "l1.weight", change)],
         }
@@ -246,7 +251,10 @@ def test_the_program_itself_returns_the_status(tmp_path: Path) -> None:
     write_rank(tmp_path / "a", {"grad_reduced": [(0, "w", 1.0)]})
     write_rank(tmp_path / "b", {"grad_reduced": [(0, "\x1b[31mw", 2.0), (0, "w", 2.0)]})
     done = subprocess.run(
-        [sys.executable, "-m", "msmon", "diff", tmp_path / "a", tmp_path / "b"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "msmon", "diff", tmp_path / "a", tmp_path / "b"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "First difference: step 0, w" in done.stdout

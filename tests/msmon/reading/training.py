@@ -187,19 +187,21 @@ def train(
     root = Wrapped(model) if wrap else model
     data = torch.Generator().manual_seed(1000 + (seed if data_seed is None else data_seed) + 17 * rank)
     try:
-        with mock.patch.dict(os.environ, {"MONITOR_OUTPUT_DIR": str(directory), "RANK": str(rank)}):
-            with TrainerMon(path, params_have_main_grad=False) as monitor:
-                monitor.set_monitor(root, grad_acc_steps=micro_steps, optimizer=optimizer)
-                for step in range(steps):
-                    if change is not None and step == at:
-                        change(model, optimizer)
-                    for _ in range(micro_steps):
-                        tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=data)
-                        logits = root(tokens[:, :-1])
-                        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-                        (loss / micro_steps).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
+        with (
+            mock.patch.dict(os.environ, {"MONITOR_OUTPUT_DIR": str(directory), "RANK": str(rank)}),
+            TrainerMon(path, params_have_main_grad=False) as monitor,
+        ):
+            monitor.set_monitor(root, grad_acc_steps=micro_steps, optimizer=optimizer)
+            for step in range(steps):
+                if change is not None and step == at:
+                    change(model, optimizer)
+                for _ in range(micro_steps):
+                    tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=data)
+                    logits = root(tokens[:, :-1])
+                    loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+                    (loss / micro_steps).backward()
+                optimizer.step()
+                optimizer.zero_grad()
     finally:
         torch.set_num_threads(threads)
     return directory

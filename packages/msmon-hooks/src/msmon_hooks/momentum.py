@@ -93,7 +93,7 @@ class MomentumHooks:
             except ValueError as error:
                 self._coverage.explain(DIRECTION, weight.name, str(error))
                 continue
-            refs.append(self._ref(DIRECTION, weight, self._framework.dtype(number)))
+            refs.append(self._ref(DIRECTION, weight, self._framework.dtype(gradient)))
             numbers.append(number)
         self._observer.record(refs, self._observer.measure(numbers) if numbers else [])
 
@@ -108,7 +108,7 @@ class MomentumHooks:
             counts = adam_histograms(
                 moments["exp_avg"], moments["exp_avg_sq"], step=settings.step, betas=settings.betas, eps=settings.eps
             )
-            refs.append(self._ref(ADAM_HISTOGRAM, weight, self._framework.dtype(counts)))
+            refs.append(self._ref(ADAM_HISTOGRAM, weight, self._framework.dtype(moments["exp_avg"])))
             handles.append(self._observer.put(counts))
         self._observer.record(refs, handles)
 

@@ -242,6 +242,8 @@ class WeightHooks:
         micro_step: int | None = None,
         scale: Any = None,
     ) -> None:
+        if not weights:
+            return
         handles = [self._measured.get(tensor) if reuse else None for tensor in tensors]
         unread = [index for index, handle in enumerate(handles) if handle is None]
         if unread:

@@ -25,9 +25,7 @@ class OptimizerSteps:
         part: guards the first callback.
     """
 
-    def __init__(
-        self, part: Part, begins: Callable[[Sequence[Any] | None], None], ends: Callable[[], None]
-    ) -> None:
+    def __init__(self, part: Part, begins: Callable[[Sequence[Any] | None], None], ends: Callable[[], None]) -> None:
         self.active = True
         self.count = 0
         """Steps that have ended."""

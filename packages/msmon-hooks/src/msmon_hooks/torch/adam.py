@@ -42,4 +42,5 @@ class AdamGroups:
         step = group.get("step") if step is None else step
         if step is None:
             return None
-        return AdamSettings(betas=tuple(map(float, group["betas"][:2])), eps=float(group["eps"]), step=step)
+        beta1, beta2 = map(float, group["betas"][:2])
+        return AdamSettings(betas=(beta1, beta2), eps=float(group["eps"]), step=step)

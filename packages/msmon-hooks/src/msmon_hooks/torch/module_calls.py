@@ -15,10 +15,11 @@ from msmon_hooks.registrations import Registrations, Removable
 
 
 def _find_is_compiling() -> Callable[[], bool]:
-    known = getattr(torch.compiler, "is_compiling", None)
-    if known is None:
-        from torch._dynamo import is_compiling as known
-    return known  # type: ignore[no-any-return]
+    if hasattr(torch.compiler, "is_compiling"):
+        return torch.compiler.is_compiling
+    from torch._dynamo import is_compiling
+
+    return is_compiling
 
 
 is_compiling = _find_is_compiling()

@@ -68,19 +68,16 @@ def run_many(dtype: str, data: Sequence[int], sizes: Sequence[int], eps: float, 
     )
     if total <= ALONE:
         _job_function("serial")(job.buffer_info()[0])
-        return
-    threads = min(_team.thread_count(), -(-total // PIECE))
-    if threads <= 1:
-        _job_function("serial_unlocked")(job.buffer_info()[0])
     else:
-        _run_in_team(job, sizes, total, threads, (pointers, lengths, keep))
+        _run_in_pieces(job, sizes, total, (pointers, lengths, keep))
 
 
 # What only a team needs: the words of a job after ``out``.
 _NO_TEAM = (0,) * (len(JOB_WORDS) - 1 - JOB_WORDS.index("out"))
 
 
-def _run_in_team(job: array[int], sizes: Sequence[int], total: int, threads: int, keep: object) -> None:
+def _run_in_pieces(job: array[int], sizes: Sequence[int], total: int, keep: object) -> None:
+    threads = min(_team.thread_count(), -(-total // PIECE))
     pieces = sum([max(1, -(-size // PIECE)) for size in sizes])
     scratch = array("d", bytes(8 * WIDTH * pieces))
     fork = _team.openmp_fork()
@@ -95,7 +92,7 @@ def _run_in_team(job: array[int], sizes: Sequence[int], total: int, threads: int
     ):
         job[JOB_WORDS.index(word)] = value
     address = job.buffer_info()[0]
-    if fork:
+    if fork and threads > 1:
         _job_function("team")(address)
         return
     body = _job_function("body")
@@ -103,7 +100,11 @@ def _run_in_team(job: array[int], sizes: Sequence[int], total: int, threads: int
     def work(_keep: object = (job, scratch, keep)) -> None:
         body(address)
 
-    _team.run_in_pool(work, threads)
+    # One thread alone reads the same pieces: the numbers do not depend on how many there are.
+    if threads > 1:
+        _team.run_in_pool(work, threads)
+    else:
+        work()
     _job_function("finish")(address)
 
 
@@ -119,7 +120,6 @@ def _job_function(name: str) -> Any:
         address = compiled(build_job())
         for known in ("serial", "body", "finish", "team"):
             _jobs[known] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address(known))
-        _jobs["serial_unlocked"] = _jobs["serial"]
         _jobs["serial"] = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address("serial"))
         function = _jobs[name]
     return function

@@ -83,8 +83,9 @@ def _missing_memory(tensor: torch.Tensor) -> str | None:
         offset, shape, strides = tensor.storage_offset(), tensor.shape, tensor.stride()
     except (RuntimeError, NotImplementedError):
         storage = None
-    # Tensors that stand for others: batched by vmap, traced, fake, wrappers of a third party.
-    if storage is None or storage.device.type == "meta":
+    # Tensors that stand for others: batched by vmap, traced, fake, wrappers of a third party. Some say that they have
+    # a storage, but it lies nowhere.
+    if storage is None or storage.device.type == "meta" or (type(tensor) not in _PLAIN and tensor.data_ptr() == 0):
         return f"a {type(tensor).__name__} without memory of its own"
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if storage.nbytes() < (last + 1) * tensor.element_size():
@@ -93,9 +94,14 @@ def _missing_memory(tensor: torch.Tensor) -> str | None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that lies on this rank; any other tensor itself."""
+    """The part of a DTensor that lies on this rank; any other tensor itself.
+
+    The result of a functional collective is waited for, as torch does before it is used: until then it has no memory.
+    """
     part = getattr(tensor, "_local_tensor", None)
-    return tensor if part is None else part
+    part = tensor if part is None else part
+    wait = getattr(part, "trigger_wait", None)
+    return part if wait is None else wait()
 
 
 def read(tensor: torch.Tensor) -> Reading:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -76,10 +76,10 @@ class CollectiveHooks:
         for name, api in apis.items():
             function = getattr(module, name, None)
             signature = Signature.of(name, api, function) if isinstance(function, FunctionType) else None
-            if signature is None:
-                missing.append(f"{module.__name__.rpartition('.')[2]}.{name}")
-            else:
+            if isinstance(function, FunctionType) and signature is not None:
                 registrations.callback(intercept(function, _Observed(self, signature)))
+            else:
+                missing.append(f"{module.__name__.rpartition('.')[2]}.{name}")
         return missing
 
     def _coalesce(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -204,10 +204,10 @@ def _waited(tensor: torch.Tensor) -> torch.Tensor:
 def _stack() -> list[str]:
     """``file[line]`` of the callers, innermost first, without the monitor's own and torch's wrappers of functions."""
     lines = []
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if "msmon_hooks" not in name and not name.endswith("c10d_logger.py"):
             lines.append(f"{name}[{frame.f_lineno}]")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return lines

@@ -70,12 +70,9 @@ class FSDP1Gradients(GradientSource):
         left = {id(weight.parameter): weight for weight in weights}
         for module, handle in self._handles:
             flat = handle.flat_param
-            inside = [
-                (left.pop(id(parameter)), self._segments.get(id(parameter)))
-                for parameter in flat._params
-                if id(parameter) in left
-            ]
-            if any(segment is None for _, segment in inside):
+            mine = [left.pop(id(parameter)) for parameter in flat._params if id(parameter) in left]
+            inside = [(weight, self._segments[id(weight.parameter)]) for weight in mine if self._segments]
+            if len(inside) < len(mine):
                 text = f"grad_unreduced: the flat parameters of torch {torch.__version__} are not known"
                 self.coverage.note(text)
             elif inside and flat.requires_grad:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 
 from ..blocks import Block
 from ..index import Index, TensorKey
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
     from .pairing import SidedRun
 
 
+Mask = npt.NDArray[np.bool_]
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Parts:
     """How many elements of each row's tensor each rank holds."""
 
     local: Floats
     """(ranks, rows); NaN where `run.json` does not say."""
-    sharded: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    sharded: Mask
     """(rows): do the ranks hold different parts of it?"""
 
 
@@ -31,7 +35,8 @@ def merged_blocks(blocks: Sequence[Iterator[Block]], one: SidedRun, index: Index
 
     Where the ranks hold parts, min, max, absmax, nans, infs, norm, rms, mean and zeros follow exactly from those of the
     parts, std too if mean is there; another statistic is dropped. Where every rank holds the whole tensor, or
-    `run.json` does not say, the first rank that has a value gives it; but min, max and absmax are always taken over all ranks.
+    `run.json` does not say, the first rank that has a value gives it; but min, max and absmax are always taken over all
+    ranks.
     """
     parts = _parts(one, index)
     for together in zip(*blocks, strict=True):
@@ -40,7 +45,7 @@ def merged_blocks(blocks: Sequence[Iterator[Block]], one: SidedRun, index: Index
         merged = Block(
             first=together[0].first,
             values=np.full(values.shape[1:], np.nan),
-            present=present.any(axis=0),
+            present=np.asarray(present.any(axis=0)),
         )
         for number, stat in enumerate(index.stats):
             merged.values[number] = _first(values[:, number], present[:, number])
@@ -74,20 +79,20 @@ def _parts(one: SidedRun, index: Index) -> Parts:
                 local[at, rows] = entry["local_numel"]
                 whole[rows] = entry["numel"]
     with np.errstate(invalid="ignore"):
-        return Parts(local=local, sharded=(local < whole).any(axis=0))
+        return Parts(local=local, sharded=np.asarray((local < whole).any(axis=0)))
 
 
-def _first(values: Floats, present: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Floats:
+def _first(values: Floats, present: Mask) -> Floats:
     rank = present.argmax(axis=0)
-    return np.take_along_axis(values, rank[None], axis=0)[0]
+    return np.asarray(np.take_along_axis(values, rank[None], axis=0)[0])
 
 
-def _smallest(values: Floats, present: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Floats:
-    return np.where(present, values, np.inf).min(axis=0)
+def _smallest(values: Floats, present: Mask) -> Floats:
+    return np.asarray(np.where(present, values, np.inf).min(axis=0))
 
 
-def _largest(values: Floats, present: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Floats:
-    return np.where(present, values, -np.inf).max(axis=0)
+def _largest(values: Floats, present: Mask) -> Floats:
+    return np.asarray(np.where(present, values, -np.inf).max(axis=0))
 
 
 _EXTREMES = {"min": _smallest, "max": _largest, "absmax": _largest}
@@ -96,28 +101,28 @@ _EXTREMES = {"min": _smallest, "max": _largest, "absmax": _largest}
 def _whole(
     stat: str,
     values: Floats,
-    present: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
+    present: Mask,
     count: Floats,
     mean: Floats | None,
 ) -> Floats | None:
-    """A statistic of a whole tensor; arrays of shape (ranks, steps, rows)."""
+    """A statistic of a whole tensor, None where it does not follow; arrays of shape (ranks, steps, rows)."""
     values = np.where(present, values, 0.0)
     count = np.where(present, np.nan_to_num(count), 0.0)
+    total = np.sum(count, axis=0)
+    whole: Floats | None = None
     with np.errstate(invalid="ignore", divide="ignore"):
-        total = count.sum(axis=0)
         if stat in ("nans", "infs"):
-            return values.sum(axis=0)
-        if stat == "norm":
-            return np.sqrt((values**2).sum(axis=0))
-        if stat in ("mean", "zeros"):
-            return (values * count).sum(axis=0) / total
-        if stat == "rms":
-            return np.sqrt((values**2 * count).sum(axis=0) / total)
-        if stat == "std" and mean is not None:
+            whole = np.sum(values, axis=0)
+        elif stat == "norm":
+            whole = np.sqrt(np.sum(values**2, axis=0))
+        elif stat in ("mean", "zeros"):
+            whole = np.sum(values * count, axis=0) / total
+        elif stat == "rms":
+            whole = np.sqrt(np.sum(values**2 * count, axis=0) / total)
+        elif stat == "std" and mean is not None:
             mean = np.where(present, mean, 0.0)
             # A part of one element has no std.
-            within = (np.nan_to_num(values**2) * np.maximum(count - 1, 0)).sum(axis=0)
-            center = (mean * count).sum(axis=0) / total
-            between = ((mean - center) ** 2 * count).sum(axis=0)
-            return np.sqrt((within + between) / (total - 1))
-    return None
+            within = np.sum(np.nan_to_num(values**2) * np.maximum(count - 1, 0), axis=0)
+            center = np.sum(mean * count, axis=0) / total
+            whole = np.sqrt((within + np.sum((mean - center) ** 2 * count, axis=0)) / (total - 1))
+    return whole
