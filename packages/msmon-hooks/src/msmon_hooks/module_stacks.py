@@ -14,7 +14,13 @@ from msmon_hooks.targets import Targets
 from msmon_hooks.training_forwards import TrainingForwards
 
 # What frameworks put between a module and the code that calls it.
-_BETWEEN = ("torch.nn.modules.module", "torch._dynamo", "mindspore.nn.cell")
+_BETWEEN = (
+    "torch.nn.modules.module",
+    "torch._dynamo",
+    "mindspore.nn.cell",
+    "mindspore.ops.composite",
+    "mindspore.graph",
+)
 
 
 class StackHooks:

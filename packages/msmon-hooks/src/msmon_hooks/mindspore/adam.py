@@ -49,7 +49,7 @@ class AdamGroups:
 
 def _common_settings(optimizer: Any) -> tuple[float, float, float] | None:
     """The constants that MindSpore's own optimizers keep as tensors."""
-    values = [getattr(optimizer, name, None) for name in ("beta1", "beta2", "eps")]
+    values: list[Any] = [getattr(optimizer, name, None) for name in ("beta1", "beta2", "eps")]
     if any(value is None for value in values):
         return None
     first, second, eps = (float(value.asnumpy()) if hasattr(value, "asnumpy") else float(value) for value in values)

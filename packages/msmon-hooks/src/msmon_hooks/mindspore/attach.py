@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mindspore
 from attrs import evolve
-from mindspore import nn, ops
+from mindspore import nn
 
-from msmon_hooks._events import Observer
+from msmon_hooks._events import Observer, StepEnd
 from msmon_hooks.activation_gradients import ActivationGradients
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
@@ -19,6 +20,7 @@ from msmon_hooks.mindspore.adam import AdamGroups
 from msmon_hooks.mindspore.executor import in_graph_mode
 from msmon_hooks.mindspore.framework import MINDSPORE, is_compiled
 from msmon_hooks.mindspore.grads.detect import find_source
+from msmon_hooks.mindspore.grads.source import GradientSource
 from msmon_hooks.mindspore.groups import Groups
 from msmon_hooks.mindspore.loss_scale import LossScale
 from msmon_hooks.mindspore.module_calls import ModuleCalls
@@ -51,11 +53,10 @@ class Attachment:
         ...     def put(self, values): return -1
         ...     def record(self, refs, handles): print([ref.name for ref in refs])
         ...     def step_end(self, event): print("step", event.step)
-        >>> import mindspore
         >>> network = nn.Dense(2, 1); optimizer = nn.SGD(network.trainable_params(), 0.1)
         >>> hooks = attach([network], optimizer, Request(weights=True), Clock(), Print(), Coverage())
         >>> gradients = mindspore.value_and_grad(lambda x: network(x).sum(), None, optimizer.parameters)
-        >>> _ = optimizer(gradients(ops.ones((1, 2)))[1])
+        >>> _ = optimizer(gradients(mindspore.ops.ones((1, 2)))[1])
         ['weight', 'bias']
         ['weight', 'bias']
         step 0
@@ -66,42 +67,55 @@ class Attachment:
         self,
         models: Sequence[Any],
         optimizer: Any,
-        request: Request,
+        request: Request | None,
         clock: Clock,
         observer: Observer,
         coverage: Coverage,
+        after_step: Callable[[StepEnd], None] | None = None,
     ) -> None:
         self.registrations = Registrations()
+        self.step_registrations = Registrations()
+        """What sits on the optimizer's step."""
         self.weight_hooks: WeightHooks | None = None
         self._models = list(models)
         self._optimizer = optimizer
-        self._request = request
         self._clock = clock
-        self._observer = observer
-        self._coverage = coverage
+        self._after_step = after_step
         self._parts: dict[str, Part] = {}
         self._calls = ModuleCalls()
-        self._module_names = ShortNames(enabled=request.short_names)
-        self._weight_names = ShortNames(enabled=request.short_names)
+        self._step_calls = ModuleCalls()
+        self._take(request, observer, coverage)
         self._modules: ModuleHooks | None = None
         self._momentum: MomentumHooks | None = None
         self._features: L2Hooks | None = None
         self._first_step: list[StructureHooks | StackHooks] = []
         self._steps = OptimizerSteps(self._part("steps"), self._step_begins, self._step_ends)
         self.loss_scale = LossScale(optimizer)
-        self._source = find_source(
-            self._models,
-            optimizer,
-            main_grad=request.main_grad,
-            groups=request.groups or Groups(),
-            coverage=coverage,
-            micro_steps=clock.grad_acc_steps,
-            sums=request.each_micro_step,
-        )
+        self._source = self._find_source()
         self.engine = self._source.engine
         """How the network is trained: ``plain`` or ``data_parallel``."""
         self.weights = self._source.weights()
         """Every parameter of the network, also those that are not monitored."""
+
+    def _take(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
+        self._idle = request is None
+        self._request = request or Request()
+        self._observer = observer
+        self._coverage = coverage
+        self._module_names = ShortNames(enabled=self._request.short_names)
+        self._weight_names = ShortNames(enabled=self._request.short_names)
+
+    def _find_source(self) -> GradientSource:
+        request = self._request
+        return find_source(
+            self._models,
+            self._optimizer,
+            main_grad=request.main_grad,
+            groups=request.groups or Groups(),
+            coverage=self._coverage,
+            micro_steps=self._clock.grad_acc_steps,
+            sums=request.each_micro_step,
+        )
 
     def describe(self) -> list[dict[str, Any]]:
         """Name, shape, dtype and parts of every parameter, as ``run.json`` has them."""
@@ -109,18 +123,54 @@ class Attachment:
 
     def close(self) -> None:
         """Take every hook and patch off; harmless when called again."""
+        self._unhook()
+        self.step_registrations.close()
+        self._models.clear()
+        self._optimizer = None
+
+    def _unhook(self) -> None:
         self.registrations.close()
         self.weight_hooks = self._modules = self._momentum = self._features = None
         self._first_step.clear()
-        self._models.clear()
-        self._optimizer = None
 
     def retire(self) -> None:
         """Take the hooks off from inside a step's callback."""
         self.close()
 
+    def reattach(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
+        """Read something else from now on; None: nothing, and only the optimizer's step is still noticed.
+
+        It may be called between two steps and from inside of ``after_step``.
+
+        Raises:
+            Exception: whatever hooking raises; the hooks that were set are taken off before.
+        """
+        self._unhook()
+        # What failed before is tried again; the part that notices steps goes on.
+        self._parts = {"steps": self._part("steps")}
+        self._take(request, observer, coverage)
+        self._source = self._find_source()
+        self.weights = self._source.weights()
+        try:
+            self._hook()
+        except BaseException:
+            self._unhook()
+            raise
+
     def attach(self) -> None:
         """Put the hooks on."""
+        owned = self.step_registrations
+        owned.callback(self._step_calls.close)
+        self._step_calls.attach()
+        owned.callback(self.loss_scale.close)
+        self.loss_scale.attach(self._step_calls, self._stepped, self._step_skipped)
+        self._hook()
+        self._steps.attach(self._optimizer, self._step_calls, owned)
+
+    def _hook(self) -> None:
+        """Put on everything but what notices the optimizer's steps."""
+        if self._idle:
+            return
         owned = self.registrations
         owned.callback(self._calls.close)
         self._calls.attach()
@@ -129,13 +179,10 @@ class Attachment:
         forwards = TrainingForwards(MINDSPORE, self._models, self._clock, self._part("steps"))
         owned.callback(forwards.close)
         forwards.attach(self._calls)
-        owned.callback(self.loss_scale.close)
-        self.loss_scale.attach(self._calls, self._stepped, self._step_skipped)
         self._hook_modules(forwards)
         forwards.attach_ends(self._calls)
         self._hook_weights()
         self._report_unmatched()
-        self._steps.attach(self._optimizer, self._calls, owned)
 
     def _report_compiled(self) -> None:
         """Say what no hook will see."""
@@ -291,7 +338,10 @@ class Attachment:
         for deliver in deliveries:
             if deliver is not None:
                 steps.run(deliver)
-        if self._request.ends_program and event.sampled:
+        ends_program = self._request.ends_program and event.sampled
+        if self._after_step is not None:
+            steps.run(self._after_step, event)
+        if ends_program:
             raise SystemExit(0)
 
     def _step_skipped(self) -> None:
@@ -328,31 +378,34 @@ def _compiled(module: Any) -> bool:
 
 def _agreement(sign_agreement: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Adam's first momentum is a multiple of the first gradient."""
-    return lambda gradient, momentum: ops.ones(()) if momentum is None else sign_agreement(gradient, momentum)
+    one = mindspore.Tensor(1.0, mindspore.float32)
+    return lambda gradient, momentum: one if momentum is None else sign_agreement(gradient, momentum)
 
 
 def attach(
     models: Sequence[Any],
     optimizer: Any,
-    request: Request,
+    request: Request | None,
     clock: Clock,
     observer: Observer,
     coverage: Coverage,
+    after_step: Callable[[StepEnd], None] | None = None,
 ) -> Attachment:
     """Hook the chunks of a network and the optimizer.
 
     Args:
         models: the network, or the chunks of a virtual pipeline in order; Cells, or modules of a torch-like adapter.
         optimizer: an optimizer that is called with gradients, or one with a ``step`` method.
-        request: what to read.
+        request: what to read; None: nothing yet, only the optimizer's steps are noticed.
         clock: is told of steps and micro-steps, and says which steps are sampled.
         observer: receives the tensors.
         coverage: is told what to expect.
+        after_step: called when a step is over and everything of it was delivered.
 
     Raises:
         Exception: whatever hooking raises; all hooks that were set are taken off before.
     """
-    attachment = Attachment(models, optimizer, request, clock, observer, coverage)
+    attachment = Attachment(models, optimizer, request, clock, observer, coverage, after_step)
     try:
         attachment.attach()
     except BaseException:

@@ -71,8 +71,8 @@ class _Watched:
 
     def __init__(self, scale: LossScale, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
         self.scale = weakref.ref(scale)
-        self.stepped = weakref.WeakMethod(stepped)  # type: ignore[arg-type]
-        self.skipped = weakref.WeakMethod(skipped)  # type: ignore[arg-type]
+        self.stepped = weakref.WeakMethod(stepped)
+        self.skipped = weakref.WeakMethod(skipped)
         self.before: int | None = None
 
 
