@@ -94,6 +94,7 @@ def test_a_job_may_submit_without_waiting_for_itself() -> None:
     assert background.losses.lost == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_nothing() -> None:
     background = Background()
     go_on = threading.Event()

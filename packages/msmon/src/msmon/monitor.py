@@ -47,8 +47,8 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
     framework: str
     """Import name of the framework."""
-    optimizer_method: str = "step"
-    """The method of an optimizer that updates the weights."""
+    optimizer_methods: tuple[str, ...] = ("step",)
+    """The methods of an optimizer that may update the weights; one of them must be there."""
 
     def __init__(
         self,
@@ -145,10 +145,9 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         models = self._find_models(model)
         _check_integer("grad_acc_steps", grad_acc_steps, 1)
         _check_integer("start_iteration", start_iteration, 0)
-        if not callable(getattr(optimizer, self.optimizer_method, None)):
-            raise TypeError(
-                f"set_monitor: optimizer must have a method {self.optimizer_method}(), got {type(optimizer).__name__}"
-            )
+        if not any(callable(getattr(optimizer, method, None)) for method in self.optimizer_methods):
+            methods = " or ".join(f"{method}()" for method in self.optimizer_methods)
+            raise TypeError(f"set_monitor: optimizer must have a method {methods}, got {type(optimizer).__name__}")
         self.close()
         self._dp_group, self._tp_group = dp_group, tp_group
         self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=_NEVER)
