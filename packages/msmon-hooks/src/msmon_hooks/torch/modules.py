@@ -108,8 +108,7 @@ class ModuleHooks:
         wanted: dict[tuple[int, str], tuple[nn.Module, Target]] = {}
         for (stage, name), module in modules.items():
             target = targets.module(stage, name)
-            # Containers such as ModuleList are never called.
-            if target is not None and type(module).forward is not nn.Module.forward:
+            if target is not None and _is_called(module):
                 wanted[stage, name] = (module, target)
         compiled = _inside_compiled_regions(modules.values())
         known = {key: hooked.enter.site for key, hooked in self._hooked.items()}
@@ -291,6 +290,11 @@ def _closed(calls: list[Call], site: Site) -> Call | None:
             del calls[index:]
             return call
     return None
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Containers such as ModuleList are not. What torch.compile returns has its forward in the object."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _inside_compiled_regions(modules: Iterable[nn.Module]) -> set[int]:
