@@ -3,48 +3,99 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from .prove import Trained, prove
-from .workload import batch, loss_of, make_model, make_optimizer
+from .prove import Trained, make_monitor, prove
+from .workload import ROWS, batch, loss_of, make_model, make_optimizer
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops import __compatible_ops__
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+# Communication in shared memory would first have to be compiled.
+__compatible_ops__["deepspeed_shm_comm"] = False
+# Half precision is slow on most CPUs, not impossible.
+get_accelerator().is_fp16_supported = lambda: True
+
+BETA = 0.9
 
 
 def build(
     *,
     stage: int,
     grad_acc_steps: int = 1,
-    precision: str = "fp32",
     offload: bool = False,
     given: str = "engine",
-    **config: Any,
+    zero: dict[str, Any] | None = None,
+    frozen: str = "",
+    one_group: bool = False,
+    **settings: Any,
 ) -> Trained:
-    """One training. ``given``: what the script passes as the optimizer."""
+    """One training.
+
+    Args:
+        stage: of ZeRO.
+        grad_acc_steps: micro-steps per step.
+        offload: whether the optimizer's state lies on the CPU.
+        given: what the script passes as the optimizer: ``engine``, ``optimizer`` or ``inner``.
+        zero: further fields of ``zero_optimization``.
+        frozen: name of a parameter that is not trained.
+        one_group: whether the optimizer has one parameter group, not two.
+        settings: further fields of DeepSpeed's configuration.
+    """
     model = make_model()
-    zero: dict[str, Any] = {"stage": stage, **config.pop("zero", {})}
+    if frozen:
+        model.get_parameter(frozen).requires_grad_(False)
+    partitioning: dict[str, Any] = {"stage": stage, **(zero or {})}
     if offload:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    settings = {
-        "train_micro_batch_size_per_gpu": 4,
+        partitioning["offload_optimizer"] = {"device": "cpu"}
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS,
         "gradient_accumulation_steps": grad_acc_steps,
-        "zero_optimization": zero,
+        "zero_optimization": partitioning,
         "zero_allow_untested_optimizer": True,
-        # Its own operator would have to be compiled.
+        # DeepSpeed's own Adam for the CPU would have to be compiled.
         "zero_force_ds_cpu_optimizer": False,
-        **config,
+        **settings,
     }
-    if precision != "fp32":
-        settings[precision] = {"enabled": True, **settings.get(precision, {})}
-    engine, optimizer, _, _ = deepspeed.initialize(
-        model=model, optimizer=make_optimizer(model.parameters()), config=settings
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # As is usual for weight decay. DeepSpeed updates one group after the other.
+    groups = [[one for one in trained if one.ndim > 1], [one for one in trained if one.ndim == 1]]
+    if one_group:
+        groups = [trained]
+    optimizer = make_optimizer([{"params": group} for group in groups])
+    engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return Trained(
+        model=engine,
+        optimizer={"engine": engine, "optimizer": optimizer, "inner": inner}[given],
+        step=_step(engine, grad_acc_steps),
+        grad_acc_steps=grad_acc_steps,
+        weights=lambda: [_local(parameter) for parameter in model.parameters()],
+        watched=[optimizer, inner],
     )
+
+
+def _local(parameter: nn.Parameter) -> torch.Tensor:
+    """The rank's own elements: partitions of ZeRO 3 end in padding, which holds anything."""
+    if not hasattr(parameter, "ds_tensor"):
+        return parameter
+    size = parameter.ds_tensor.numel()
+    begin = torch.distributed.get_rank() * size
+    return parameter.ds_tensor.detach()[: max(0, min(size, parameter.ds_numel - begin))]
+
+
+def _step(engine: Any, grad_acc_steps: int) -> Any:
     rank = torch.distributed.get_rank()
-    dtype = next(model.parameters()).dtype
+    dtype = next(engine.parameters()).dtype
 
     def step(number: int) -> float:
         total = 0.0
@@ -54,11 +105,75 @@ def build(
             engine.step()
         return total
 
-    inner = getattr(optimizer, "optimizer", optimizer)
-    passed = {"engine": engine, "optimizer": optimizer, "inner": inner}[given]
-    return Trained(model=engine, optimizer=passed, step=step, grad_acc_steps=grad_acc_steps, watched=[optimizer, inner])
+    return step
 
 
 def proof(*, output: str, config: dict[str, Any] | None = None, **variant: Any) -> dict[str, Any]:
     """The four trainings of :func:`prove`."""
     return prove(lambda: build(**variant), output=output, **(config or {}))
+
+
+def half_precision(*, output: str, steps: int, **variant: Any) -> dict[str, Any]:
+    """A monitored training in half precision, and what DeepSpeed itself says of the weights and moments.
+
+    Returns:
+        Per step the whole weights and moments before it, the gradients that the first moments show to be consumed,
+        and whether it was skipped.
+    """
+    # DeepSpeed's functions find the moments of the first group alone.
+    trained = build(one_group=True, **variant)
+    engine = trained.model
+    names = dict(engine.module.named_parameters())
+    monitor = make_monitor(trained, Path(output), ndigits=12, monitor_mbs_grad=False)
+    recorded = []
+    # The optimizers of ZeRO 0 take a step without gradients when they are made.
+    updated = hasattr(engine.optimizer, "fp32_groups")
+    for number in range(steps):
+        before = {name: _state(engine, parameter, "exp_avg", updated) for name, parameter in names.items()}
+        weights = {name: _state(engine, parameter, None, updated) for name, parameter in names.items()}
+        trained.step(number)
+        applied = engine.was_step_applied()
+        moments = before if updated else {}
+        updated = updated or applied
+        after = {name: _state(engine, parameter, "exp_avg", updated) for name, parameter in names.items()}
+        gradients = {name: (after[name] - BETA * before[name]) / (1 - BETA) for name in names}
+        recorded.append(
+            {
+                "weights": _arrays(weights),
+                "moments": _arrays(moments),
+                "gradients": _arrays(gradients if applied else {}),
+                "skipped": not applied,
+            }
+        )
+    monitor.close()
+    return {"steps": recorded, "optimizer": type(engine.optimizer).__name__, "hooks": _left_over(trained)}
+
+
+def _state(engine: Any, parameter: nn.Parameter, key: str | None, updated: bool) -> torch.Tensor:
+    """The whole weight or moment in single precision: a collective, called on all ranks alike.
+
+    ``updated``: whether there are moments yet.
+    """
+    optimizer = engine.optimizer
+    shape = getattr(parameter, "ds_shape", parameter.shape)
+    if key is not None and not updated:
+        return torch.zeros(shape)
+    if hasattr(optimizer, "fp32_groups"):
+        # ZeRO 0, of which DeepSpeed's functions know nothing.
+        pairs = zip(chain(*optimizer.fp16_groups), chain(*optimizer.fp32_groups), strict=True)
+        master = next(copy for one, copy in pairs if one is parameter)
+        found = master if key is None else optimizer.optimizer.state[master][key]
+    elif key is None:
+        found = safe_get_full_fp32_param(parameter)
+    else:
+        found = safe_get_full_optimizer_state(parameter, key)
+    return found.detach().clone().view(shape)
+
+
+def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """For the way to the test process."""
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def _left_over(trained: Trained) -> int:
+    return sum(len(getattr(one, "_optimizer_step_pre_hooks", ())) for one in trained.watched)

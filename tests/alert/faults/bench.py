@@ -38,7 +38,11 @@ def healthy_cases(seeds: Sequence[int]) -> list[Case]:
 def run(seeds: Sequence[int], healthy_seeds: Sequence[int], out: Path) -> list[Verdict]:
     """Trains all cases in two processes and judges them."""
     arguments = [",".join(map(str, seeds)), ",".join(map(str, healthy_seeds)), str(out)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # DDP warns when it looks for unused parameters and finds none
+    }
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.alert.faults.bench", "--worker", str(rank), *arguments],
@@ -62,7 +66,7 @@ def run(seeds: Sequence[int], healthy_seeds: Sequence[int], out: Path) -> list[V
 
 
 def _work(rank: int, seeds: Sequence[int], healthy_seeds: Sequence[int], out: Path) -> None:
-    logging.getLogger("msmon").setLevel(logging.CRITICAL)
+    logging.disable(logging.WARNING)  # every fault is an alert, and every alert a line
     alone = cases_of(seeds, 1) + healthy_cases(healthy_seeds)
     train_all(alone[rank::RANKS], out / "1")
     together = cases_of(seeds, RANKS) + healthy_cases(healthy_seeds)
@@ -73,9 +77,15 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",") if part]
 
 
+def _range(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="seeds for each fault and model (default: 3)")
+    parser.add_argument("--seeds", type=_range, default=range(3), help="seeds for each fault and model (default: 0-2)")
+    parser.add_argument("--healthy", type=_range, default=range(5), help="seeds of the healthy runs (default: 0-4)")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -83,7 +93,7 @@ def main() -> int:
         _work(int(rank), _numbers(seeds), _numbers(healthy_seeds), Path(out))
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        verdicts = run(range(options.seeds), range(5), Path(folder))
+        verdicts = run(options.seeds, options.healthy, Path(folder))
     print(report(verdicts))
     return 0
 

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from msmon.pytorch import TrainerMon
+
 from .faults import FAULTS, Clock, Fault, Run
 from .models import MODELS, loss_of
 
@@ -72,7 +74,7 @@ def train(case: Case, out: Path, rank: int = 0, world: int = 1) -> None:
             (folder / "fault.json").write_text(json.dumps(_answer(fault)))
     wrapped = DistributedDataParallel(model, find_unused_parameters=case.model == "gpt") if world > 1 else model
     steps = fault.step + STEPS_AFTER + 1 if fault else HEALTHY_STEPS
-    with _monitored(wrapped, optimizer, folder):
+    with _monitored(wrapped, optimizer, folder, rank):
         for step in range(steps):
             clock.step = step
             _one_step(wrapped, optimizer, batches(), fault, step)
@@ -90,13 +92,12 @@ def _one_step(model: nn.Module, optimizer: Any, batch: Any, fault: Fault | None,
     optimizer.step()
 
 
-def _monitored(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> Any:
-    """The one line that a training script adds, with the output in `folder`."""
-    from msmon.pytorch import TrainerMon
-
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+def _monitored(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, rank: int) -> Any:
+    """What a training script adds, with the output in `folder`."""
+    config = folder / f"config{rank}.json"
+    config.write_text(json.dumps(CONFIG))
     os.environ["MONITOR_OUTPUT_DIR"] = str(folder)
-    monitor = TrainerMon(str(folder / "config.json"), params_have_main_grad=False)
+    monitor = TrainerMon(str(config), params_have_main_grad=False)
     monitor.set_monitor(model, grad_acc_steps=1, optimizer=optimizer)
     return monitor
 

@@ -15,6 +15,7 @@ from msmon_alert.rules import (
     AnomalyTurbulence,
     AnomalyVanish,
 )
+from msmon_alert.saved import load_state, save_state
 from msmon_alert.sorting import SortedAnomalies, find_anomaly_files, first_anomalies
 
 __version__ = "0.1.0"
@@ -37,5 +38,7 @@ __all__ = [
     "anomaly_record",
     "find_anomaly_files",
     "first_anomalies",
+    "load_state",
     "rules_from_config",
+    "save_state",
 ]

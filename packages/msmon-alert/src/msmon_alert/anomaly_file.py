@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from msmon_alert.files import DIRECTORY_MODE, replaced
 from msmon_alert.reading import BrokenFileError, end_of_records
 from msmon_alert.record import record_key
 
@@ -21,13 +21,15 @@ _EMPTY = b"{" + _END
 class AnomalyFile:
     """Writes `<directory>/anomaly.json`.
 
-    The file is a whole JSON object from its creation on. Records are appended by one write over the closing brace, so
-    the ten-thousandth costs what the first did. One record is one line.
+    The file is a whole JSON object from its creation on. Each record, a line of its own, is appended by one write over
+    the closing brace, so the ten-thousandth costs what the first did. Should the process be killed in the middle of
+    that write (between two pages of the file, within microseconds), the closing brace is missing: `first_anomalies`
+    reads such a file up to there, and `append` mends it.
 
     Args:
         directory: made if missing (mode 0750), one for each rank.
-        append: continue the records that are there; else the file begins anew, replaced as a whole. What a killed or
-            failed write left unfinished at the end of the file is cut off.
+        append: continue the records that are there; else the file begins anew, replaced as a whole. What a killed
+            write left unfinished at the end of the file is cut off.
 
     Raises:
         OSError: the file cannot be made or opened, or the directory is a symbolic link to somewhere outside its parent.
@@ -36,7 +38,7 @@ class AnomalyFile:
 
     def __init__(self, directory: str | os.PathLike[str], append: bool = False) -> None:
         folder = Path(directory)
-        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        folder.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         if folder.is_symlink() and not folder.resolve().is_relative_to(folder.parent.resolve()):
             raise OSError(
                 f"{folder} is a symbolic link to {folder.resolve()}, outside {folder.parent}; remove the link"
@@ -49,7 +51,8 @@ class AnomalyFile:
         if append and self.path.exists():
             self._file, self._end, self._empty = _continue(self.path)
         else:
-            _begin(self.path)
+            with replaced(self.path) as empty:
+                empty.write(_EMPTY)
             self._file = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             self._end, self._empty = len(_EMPTY) - len(_END), True
 
@@ -57,27 +60,27 @@ class AnomalyFile:
         """Appends records; the key of each is made of its tag_name, step and call_id.
 
         Raises:
-            OSError: the disk is full, for example. The file then holds what it held before, and `failed` counts.
+            OSError: the disk is full, for example. The file then holds the records before that, and `failed` counts the
+                others.
             ValueError: a value that JSON does not know; nothing is written.
         """
         lines = [
             f"{json.dumps(record_key(record))}: {json.dumps(dict(record), allow_nan=False)}".encode()
             for record in records
         ]
-        if not lines:
-            return
-        lead = b"\n" if self._empty else b",\n"
-        body = lead + b",\n".join(lines)
-        try:
-            _write_at(self._file, body + _END, self._end)
-        except OSError:
-            self.failed += len(lines)
-            _write_at(self._file, _END, self._end)
-            os.ftruncate(self._file, self._end + len(_END))
-            raise
-        self._end += len(body)
-        self._empty = False
-        self.written += len(lines)
+        for number, line in enumerate(lines):
+            # One write a record: a kill stops a long write between two of its pages, a short one hardly ever.
+            body = (b"\n" if self._empty else b",\n") + line
+            try:
+                _write_at(self._file, body + _END, self._end)
+            except OSError:
+                self.failed += len(lines) - number
+                _write_at(self._file, _END, self._end)
+                os.ftruncate(self._file, self._end + len(_END))
+                raise
+            self._end += len(body)
+            self._empty = False
+            self.written += 1
 
     def close(self) -> None:
         """May be called twice."""
@@ -92,19 +95,6 @@ class AnomalyFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _begin(path: Path) -> None:
-    """Puts an empty object in place of whatever is there, a symbolic link too, in one rename."""
-    handle, temporary = tempfile.mkstemp(prefix=".anomaly-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_EMPTY)
-            os.fchmod(file.fileno(), 0o640)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _continue(path: Path) -> tuple[int, int, bool]:

@@ -130,7 +130,10 @@ class Monitor:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """The histories, as plain data: lists, strings and numpy arrays. Independent of what is observed later."""
+        """The histories, as plain data: strings, lists and numpy arrays. Independent of what is observed later.
+
+        `msmon_alert.save_state` writes it to a file.
+        """
         rows = len(self._index.tags)
         return {
             "schema": SCHEMA,
@@ -142,24 +145,30 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues the histories of `state_dict()`.
+        """Continues the histories of a `state_dict()`, in place of those held now.
 
-        The n-th rule of a name takes the history of the n-th saved rule of that name, whatever their thresholds; a rule
-        that the saved state does not know begins without history. ValueError if this is not such a state.
+        The n-th rule of a name takes the history of the n-th saved rule of that name, whatever its threshold. A rule
+        that the saved state does not know, or whose window has another length, begins without history.
+
+        Raises:
+            ValueError: this is not such a state; the histories are as before.
         """
         if not isinstance(state, Mapping) or state.get("schema") != SCHEMA:
             found = state.get("schema") if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(f"not a state of msmon_alert.Monitor: schema {found!r}, this version reads {SCHEMA}")
-        index = TagIndex()
-        index.layout(state["tags"])
         saved: dict[str, list[Any]] = {}
         for entry in state["rules"]:
+            if any(len(array) != len(state["tags"]) for array in entry["arrays"].values()):
+                raise ValueError(f"a damaged state: the histories of {entry['rule_name']} do not fit its tags")
             saved.setdefault(entry["rule_name"], []).append(entry["arrays"])
-        self._index = index
-        self._memories = tuple(Memory() for _ in self.rules)
-        for rule, memory in zip(self.rules, self._memories, strict=True):
-            if saved.get(rule.name):
-                memory.load_state_dict(saved[rule.name].pop(0))
+        index = TagIndex()
+        index.layout(state["tags"])
+        memories = tuple(Memory() for _ in self.rules)
+        for rule, memory in zip(self.rules, memories, strict=True):
+            arrays = saved[rule.name].pop(0) if saved.get(rule.name) else {}
+            if rule.accepts(arrays):
+                memory.load_state_dict(arrays)
+        self._index, self._memories = index, memories
 
 
 def _mask(name: str, mask: Any, rows: int) -> Bools:

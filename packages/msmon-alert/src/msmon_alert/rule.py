@@ -25,6 +25,10 @@ class Rule(abc.ABC):
         """The name in configurations and reports: that of the class."""
         return type(self).__name__
 
+    def accepts(self, arrays: Mapping[str, Array]) -> bool:
+        """Whether a saved history fits these arguments; if not, the rule begins without history."""
+        return True
+
     @abc.abstractmethod
     def check(self, batch: Batch, memory: Memory) -> Iterator[Finding]:
         """Looks at one table and updates the histories; yields at most one finding a column.
@@ -71,6 +75,10 @@ class ColumnRule(Rule):
         Returns where it fired, [n], and what each value was compared with, [n] or None. Values may be nan or infinite;
         numpy's warnings are off.
         """
+
+    def accepts(self, arrays: Mapping[str, Array]) -> bool:
+        fields = [(name.rpartition("/")[2], array.shape[1:]) for name, array in arrays.items()]
+        return all(field in self.history_fields and self.history_shape(field) == shape for field, shape in fields)
 
     def check(self, batch: Batch, memory: Memory) -> Iterator[Finding]:
         for column, stat, values in batch.columns():

@@ -10,7 +10,7 @@ from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part
 from msmon_hooks.l2_features import L2_COLUMNS, Feature
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.request import Request
+from msmon_hooks.request import CollectiveRequest, Request
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Selector, Target, Targets
 
@@ -21,6 +21,7 @@ __all__ = [
     "DATA_TYPES",
     "L2_COLUMNS",
     "Clock",
+    "CollectiveRequest",
     "Coverage",
     "Feature",
     "Observer",

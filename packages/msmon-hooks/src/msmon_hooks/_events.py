@@ -90,6 +90,8 @@ class TensorRef:
     """Whether the tensor takes part in differentiation when it is read."""
     shard: Shard | None = None
     """The part of the tensor that was read; None: all of it."""
+    merges: bool = False
+    """Whether records with the same :attr:`key` are merged into one row; else the last one stands."""
 
     @property
     def key(self) -> tuple[str, int, str, int | None]:
@@ -132,7 +134,8 @@ class Observer(Protocol):
         them, the next 8 under the next handle, and so on."""
 
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
-        """Say what was read. A later record with the same :attr:`TensorRef.key` replaces an earlier one."""
+        """Say what was read. A later record with the same :attr:`TensorRef.key` replaces an earlier one, or joins it
+        where :attr:`TensorRef.merges` says so."""
 
     def step_end(self, event: StepEnd) -> None:
         """All tensors of the step have been recorded."""

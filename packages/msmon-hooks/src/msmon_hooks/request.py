@@ -12,6 +12,18 @@ from msmon_hooks.targets import Targets
 
 
 @frozen(kw_only=True)
+class CollectiveRequest:
+    """What is to be read of collectives."""
+
+    wants: Callable[[str], bool] = lambda code_line: True
+    """Whether calls that come through a place such as ``/path/train.py[120]`` are meant."""
+    inputs: bool = False
+    """Also what is sent, not only what arrives."""
+    log_only: bool = False
+    """Read nothing; only say which calls there are in the first step, each with its stack."""
+
+
+@frozen(kw_only=True)
 class Request:
     """What is to be read.
 
@@ -44,3 +56,6 @@ class Request:
     :mod:`msmon_hooks.structure`."""
     on_stacks: Callable[[dict[str, str]], None] | None = None
     """Called after the first step: module name (with stage prefix) to the call stack of its first call."""
+    collectives: CollectiveRequest | None = None
+    ends_program: bool = False
+    """After the first sampled step, when everything of it was delivered, raise ``SystemExit(0)``."""

@@ -57,6 +57,7 @@ class Collector:
         # script lets go of it.
         self._owner = owner
         self._rows: dict[tuple[str, int, str, int | None], tuple[TensorRef, int]] = {}
+        self._joined: list[tuple[TensorRef, int]] = []
         self._lock = threading.Lock()
 
     def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
@@ -71,14 +72,17 @@ class Collector:
         """Name what was measured; a later row of the same tensor replaces an earlier one."""
         with self._lock:
             for ref, handle in zip(refs, handles, strict=True):
-                self._rows[ref.key] = (ref, handle)
+                if ref.merges:
+                    self._joined.append((ref, handle))
+                else:
+                    self._rows[ref.key] = (ref, handle)
 
     def step_end(self, event: StepEnd) -> None:
         """Hand over a sampled step."""
         if not event.sampled:
             return
         with self._lock:
-            rows, self._rows = list(self._rows.values()), {}
+            rows, self._rows, self._joined = [*self._rows.values(), *self._joined], {}, []
         self._on_step(
             CollectedStep(
                 event=event,

@@ -87,10 +87,6 @@ class Pipeline:
         """Wait for the steps that were handed over."""
         self._background.drain()
 
-    def set_ops(self, ops: Sequence[str]) -> None:
-        """Use other statistics from the next step on."""
-        self._background.submit(setattr, self, "_ops", tuple(ops))
-
     def _process(self, collected: CollectedStep) -> None:
         event = collected.event
         matrix = collected.transfer.matrix()

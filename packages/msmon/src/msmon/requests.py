@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from msmon.config import Config
+from msmon.config import CcConfig, Config
 from msmon.heat_maps import EDGES
-from msmon_hooks import Feature, Request, Selector, Target, Targets
+from msmon_hooks import CollectiveRequest, Feature, Request, Selector, Target, Targets
 from msmon_stats import features
 
 
@@ -45,7 +45,18 @@ def make_request(
         l2_features=_l2_features(config) if config.recording_l2_features else {},
         on_structure=on_structure if config.print_struct else None,
         on_stacks=on_stacks if config.stack_info and "csv" in config.format else None,
+        collectives=_collectives(config.cc_distribution) if config.cc_distribution.enable else None,
+        ends_program=ends_program(config),
     )
+
+
+def ends_program(config: Config) -> bool:
+    """Whether the program ends, on all ranks, after the first step."""
+    return config.print_struct or (config.cc_distribution.enable and config.cc_distribution.cc_log_only)
+
+
+def _collectives(config: CcConfig) -> CollectiveRequest:
+    return CollectiveRequest(wants=config.wants, inputs=config.cc_pre_hook, log_only=config.cc_log_only)
 
 
 def make_targets(config: Config) -> Targets:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msmon_hooks import ADAM_HISTOGRAM, L2_COLUMNS, TensorRef
 from msmon_io import Table
-from msmon_stats import OPS, finalize
+from msmon_stats import OPS, finalize, merge
 
 TEXT_OPS = ("shape", "dtype")
 
@@ -29,6 +29,17 @@ class Group:
     def stats(self) -> list[str]:
         """The number columns."""
         return [op for op in self.ops if op not in TEXT_OPS]
+
+
+def _merge_rows(
+    refs: Sequence[TensorRef], partials: NDArray[np.float64]
+) -> tuple[list[TensorRef], NDArray[np.float64]]:
+    """Refs that merge come back once, with the statistics of all of their tensors together."""
+    joined: dict[tuple[str, int, str, int | None], tuple[TensorRef, NDArray[np.float64]]] = {}
+    for ref, row in zip(refs, partials, strict=True):
+        first = joined.get(ref.key)
+        joined[ref.key] = (ref, row) if first is None else (first[0], merge(first[1], row))
+    return [ref for ref, _ in joined.values()], np.array([row for _, row in joined.values()])
 
 
 @frozen(kw_only=True, eq=False)
@@ -70,9 +81,10 @@ def step_rows(
     left_out = [
         (refs[index], "type not supported" if handles[index] < 0 else "empty") for index in plain[count <= 0].tolist()
     ]
-    partials = matrix[handles[kept]]
-    values = finalize(partials, number_ops(ops))
-    groups = [Group(refs=[refs[index] for index in kept.tolist()], values=values, ops=tuple(ops))]
+    kept_refs, partials = [refs[index] for index in kept.tolist()], matrix[handles[kept]]
+    if any(ref.merges for ref in kept_refs):
+        kept_refs, partials = _merge_rows(kept_refs, partials)
+    groups = [Group(refs=kept_refs, values=finalize(partials, number_ops(ops)), ops=tuple(ops))]
     for kind, columns in L2_COLUMNS.items():
         rows = members.get(kind, [])
         if rows:

@@ -16,7 +16,11 @@ from msmon_alert.rule import ColumnRule
 
 _TO_SIGMA = 1.4826
 """Median absolute deviation to standard deviation, for a normal distribution."""
-_SMALLEST_SIGMA = 0.01
+_SMALLEST_SIGMA = 0.02
+_SMALLEST_SIGMA_OF_WEIGHTS = 0.005
+"""A step moves a weight by a fraction of a percent, so a jump of a few percent is news."""
+_SMALLEST_SIGMA_OF_COUNTS = 0.03
+"""Of `zeros` and of integer tensors, whose values move in whole steps."""
 _SIZES = frozenset({"norm", "rms", "zeros"})
 _OF_INTEGERS = frozenset({"min", "max", "mean"})
 
@@ -27,9 +31,10 @@ class AnomalySpike(ColumnRule):
 
     Everything is taken of the logarithm, so the same rule serves weights, gradients and moments of any size, and a
     rise by ten counts as much as a fall to a tenth. One sigma is 1.4826 times the median absolute deviation of the
-    window, plus 0.01 (a step of 1 %), so that a series that hardly moves does not alarm at nothing. The distance is
-    counted from the nearest value of the window rather than from its median, so a trend and a known swing are quiet,
-    and a lasting change alarms once. The rule keeps quiet until the window is full.
+    window, plus 0.02 (two percent), so that a series that hardly moves does not alarm at nothing; plus 0.005 for
+    weights, which move that little, and 0.03 for `zeros` and integer tensors, whose values move in steps. The distance
+    is counted from the nearest value of the window rather than from its median, so a trend and a known swing are
+    quiet, and a lasting change alarms once. The rule keeps quiet until the window is full.
 
     It judges `norm`, `rms` and, as the share of elements that are *not* zero, `zeros`; of integer tensors instead
     `min`, `max` and `mean` (token ids of a broken batch), unless they only hold 0 and 1. `zeros` of a second moment is
@@ -80,7 +85,7 @@ class AnomalySpike(ColumnRule):
             return np.zeros(len(values), dtype=np.bool_), None
         seen, logs = history["seen"], history["logs"]
         log = np.log(np.where(used, size, 1.0))
-        fired, centre = self._outside(log, used, seen, logs)
+        fired, centre = self._outside(log, used, seen, logs, _smallest_sigma(stat, batch))
         positions = np.flatnonzero(used)
         logs[positions, seen[positions] % self.window] = log[positions]
         seen += used
@@ -97,25 +102,33 @@ class AnomalySpike(ColumnRule):
             return np.zeros(len(batch.values), dtype=np.bool_)
         return batch.discrete & (batch.values[:, batch.stats.index("max")] > 1)
 
-    def _outside(self, log: Floats, used: Bools, seen: Array, logs: Array) -> tuple[Bools, Floats]:
+    def _outside(self, log: Floats, used: Bools, seen: Array, logs: Array, smallest: Floats) -> tuple[Bools, Floats]:
         """Where the value is too far outside its window, [n], and the median of the windows that were looked at."""
         fired = np.zeros(len(log), dtype=np.bool_)
         centre = np.full(len(log), np.nan)
         last = logs[np.arange(len(log)), (seen - 1) % self.window]
         # The last value is in the window and sigma has a lower bound, so most rows are done after one comparison.
-        far = np.abs(log - last) > self.threshold * _SMALLEST_SIGMA
+        far = np.abs(log - last) > self.threshold * smallest
         rows = np.flatnonzero(used & far & (seen >= self.window))
         if not len(rows):
             return fired, centre
         window = logs[rows].astype(np.float64)
         value = log[rows]
         beyond = np.maximum(value - np.max(window, axis=1), np.min(window, axis=1) - value)
-        near = beyond > self.threshold * _SMALLEST_SIGMA
+        near = beyond > self.threshold * smallest[rows]
         rows, window, beyond = rows[near], window[near], beyond[near]
         if not len(rows):
             return fired, centre
         median = np.median(window, axis=1)
-        sigma = _TO_SIGMA * np.median(np.abs(window - median[:, None]), axis=1) + _SMALLEST_SIGMA
+        sigma = _TO_SIGMA * np.median(np.abs(window - median[:, None]), axis=1) + smallest[rows]
         fired[rows] = beyond > self.threshold * sigma
         centre[rows] = median
         return fired, centre
+
+
+def _smallest_sigma(stat: str, batch: Batch) -> Floats:
+    """[n], the lower bound of sigma."""
+    if stat not in ("norm", "rms"):
+        return np.full(len(batch.values), _SMALLEST_SIGMA_OF_COUNTS)
+    weights = batch.layout.mask("param_origin") | batch.layout.mask("param_updated")
+    return np.where(weights, _SMALLEST_SIGMA_OF_WEIGHTS, _SMALLEST_SIGMA)

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import evolve
 from torch import nn
 
-from msmon_hooks._events import Observer
+from msmon_hooks._events import Observer, StepEnd
+from msmon_hooks.activation_gradients import ActivationGradients
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part, logger
+from msmon_hooks.hooks import Hook
+from msmon_hooks.l2_hooks import L2Hooks
+from msmon_hooks.module_stacks import StackHooks
+from msmon_hooks.module_structs import StructureHooks
+from msmon_hooks.modules import ModuleHooks
+from msmon_hooks.momentum import DIRECTION, MomentumHooks
+from msmon_hooks.parameters import Weight, split_by_request
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import Request
 from msmon_hooks.short_names import ShortNames
-from msmon_hooks.torch.activation_gradients import ActivationGradients
+from msmon_hooks.torch.adam import AdamGroups
+from msmon_hooks.torch.collectives import CollectiveHooks
+from msmon_hooks.torch.directions import agreement
+from msmon_hooks.torch.framework import TORCH
 from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.groups import Groups
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.l2_features import L2Hooks
 from msmon_hooks.torch.loss_scale import LossScale
 from msmon_hooks.torch.model_changes import ModelChanges
 from msmon_hooks.torch.module_calls import ModuleCalls
-from msmon_hooks.torch.module_stacks import StackHooks
-from msmon_hooks.torch.module_structs import StructureHooks
-from msmon_hooks.torch.modules import ModuleHooks
-from msmon_hooks.torch.momentum import DIRECTION, MomentumHooks
 from msmon_hooks.torch.named_modules import named_modules
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
-from msmon_hooks.torch.parameters import Weight, split_by_request
-from msmon_hooks.torch.training_forwards import TrainingForwards
-from msmon_hooks.torch.weights import WeightHooks, WeightParts
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
+from msmon_hooks.training_forwards import TrainingForwards
+from msmon_hooks.weights import WeightHooks, WeightParts
 
 
 class Attachment:
@@ -60,29 +64,29 @@ class Attachment:
         self,
         models: Sequence[nn.Module],
         optimizer: Any,
-        request: Request,
+        request: Request | None,
         clock: Clock,
         observer: Observer,
         coverage: Coverage,
+        after_step: Callable[[StepEnd], None] | None = None,
     ) -> None:
         self.registrations = Registrations()
         self.step_registrations = Registrations()
         """What sits on the optimizer's step."""
         self.weight_hooks: WeightHooks | None = None
         self.loss_scale: LossScale
+        self.forwards: TrainingForwards
         self._models = list(models)
-        self._request = request
         self._clock = clock
-        self._observer = observer
-        self._coverage = coverage
+        self._after_step = after_step
         self._parts: dict[str, Part] = {}
         self._calls = ModuleCalls()
-        self._module_names = ShortNames(enabled=request.short_names)
-        self._weight_names = ShortNames(enabled=request.short_names)
         self._weight_registrations = Registrations()
+        self._take(request, observer, coverage)
         self._modules: ModuleHooks | None = None
         self._momentum: MomentumHooks | None = None
         self._features: L2Hooks | None = None
+        self._collectives: CollectiveHooks | None = None
         self._first_step: list[StructureHooks | StackHooks] = []
         self._source = self._find_source(unwrapped_optimizer(optimizer))
         self.engine = self._source.engine
@@ -90,17 +94,56 @@ class Attachment:
         self.weights = self._source.weights()
         """Every parameter of the model, also those that are not monitored."""
 
+    def _take(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
+        self._idle = request is None
+        self._request = request or Request()
+        self._observer = observer
+        self._coverage = coverage
+        self._module_names = ShortNames(enabled=self._request.short_names)
+        self._weight_names = ShortNames(enabled=self._request.short_names)
+
     def describe(self) -> list[dict[str, Any]]:
         """Name, shape, dtype and parts of every parameter, as ``run.json`` has them."""
         return [self._source.describe(weight) for weight in self._shortened(self.weights)]
 
     def close(self) -> None:
         """Take every hook and patch off; harmless when called again."""
-        self.registrations.close()
+        self._unhook()
         self.step_registrations.close()
-        self.weight_hooks = self._modules = self._momentum = self._features = None
-        self._first_step.clear()
         self._models.clear()
+
+    def _unhook(self) -> None:
+        self.registrations.close()
+        self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
+        self._first_step.clear()
+
+    def reattach(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
+        """Read something else from now on; None: nothing, and only the optimizer's step is still noticed.
+
+        It may be called between two steps and from inside of ``after_step``.
+
+        Raises:
+            Exception: whatever hooking raises; the hooks that were set are taken off before.
+        """
+        self._unhook()
+        # What failed before is tried again; the part that notices steps goes on.
+        self._parts = {"steps": self._part("steps")}
+        self._take(request, observer, coverage)
+        self._source = self._find_source(self._source.optimizer)
+        self.weights = self._source.weights()
+        try:
+            self._hook()
+        except BaseException:
+            self._unhook()
+            raise
+
+    def begin_micro_step(self) -> None:
+        """A training forward begins, in a loop that calls parts of the model instead of the model."""
+        self._part("steps").run(self.forwards.enter, 0)
+
+    def end_micro_step(self, output: Any) -> None:
+        """It has ended; ``output`` holds the loss."""
+        self._part("steps").run(self.forwards.leave, 0, output)
 
     def retire(self) -> None:
         """Take the hooks off from inside a step's callback.
@@ -114,18 +157,25 @@ class Attachment:
 
     def attach(self) -> None:
         """Put the hooks on."""
+        steps = OptimizerSteps(self._part("steps"), self._step_begins, self._evaluated, self._step_ends)
+        self.loss_scale = LossScale(self._source.optimizer, lambda: steps.count, self._step_skipped)
+        self.loss_scale.attach(self.step_registrations)
+        self._hook()
+        steps.attach(self._source.optimizer, self.step_registrations)
+
+    def _hook(self) -> None:
+        """Put on everything but what notices the optimizer's steps."""
+        self._says_so = False
+        if self._idle:
+            return
         owned = self.registrations
         owned.callback(self._calls.close)
         owned.callback(self._weight_registrations.close)
         # An engine may consume its gradients in the middle of the step, and says so itself.
-        says_so = self._source.attach_update(self._gradients_ready, owned)
-        evaluated = (lambda: None) if says_so else self._gradients_ready
-        steps = OptimizerSteps(self._part("steps"), self._step_begins, evaluated, self._step_ends)
-        forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
+        self._says_so = self._source.attach_update(self._gradients_ready, owned)
+        forwards = self.forwards = TrainingForwards(TORCH, self._models, self._clock, self._part("steps"))
         owned.callback(forwards.close)
         forwards.attach(self._calls)
-        self.loss_scale = LossScale(self._source.optimizer, lambda: steps.count, self._step_skipped)
-        self.loss_scale.attach(owned)
         changes = ModelChanges(self._models, self._source.optimizer, self._model_changed)
         owned.callback(changes.close)
         forwards.before_sampled.append(changes.check)
@@ -135,15 +185,20 @@ class Attachment:
             owned.callback(first.close)
         self._attach_first_step()
         forwards.attach_ends(self._calls)
+        self._hook_collectives()
         self._hook_weights()
         self._report_unmatched()
-        steps.attach(self._source.optimizer, self.step_registrations)
 
     # Modules
 
     def _make_module_hooks(self, forwards: TrainingForwards) -> None:
         request, owned = self._request, self.registrations
-        common: dict[str, Any] = {"clock": self._clock, "observer": self._observer, "coverage": self._coverage}
+        common: dict[str, Any] = {
+            "framework": TORCH,
+            "clock": self._clock,
+            "observer": self._observer,
+            "coverage": self._coverage,
+        }
         if request.activations or request.activation_gradients:
             gradients = None
             if request.activation_gradients:
@@ -198,6 +253,17 @@ class Attachment:
             self._weight_registrations.close()
             self._hook_weights()
 
+    def _hook_collectives(self) -> None:
+        if self._request.collectives is not None:
+            self._collectives = CollectiveHooks(
+                self._request.collectives,
+                clock=self._clock,
+                observer=self._observer,
+                part=self._part("collectives"),
+                coverage=self._coverage,
+            )
+            self._collectives.attach(self.registrations)
+
     # Weights
 
     def _hook_weights(self) -> None:
@@ -223,6 +289,7 @@ class Attachment:
             self.weight_hooks.attach(self._weight_registrations)
         if request.sign_agreement is not None or histograms:
             self._momentum = MomentumHooks(
+                framework=TORCH,
                 weights=taken,
                 source=self._source,
                 clock=self._clock,
@@ -230,13 +297,15 @@ class Attachment:
                 coverage=self._coverage,
                 directions=self._part("agreement of gradient and momentum"),
                 histograms=self._part("histograms of Adam's update"),
-                sign_agreement=request.sign_agreement,
+                sign_agreement=None if request.sign_agreement is None else agreement(request.sign_agreement),
                 adam_histograms=request.adam_histograms,
+                settings=lambda optimizer: AdamGroups(optimizer).settings,
             )
 
     def _make_weight_hooks(self, weights: list[Weight]) -> WeightHooks:
         request = self._request
         return WeightHooks(
+            framework=TORCH,
             weights=weights,
             source=self._source,
             clock=self._clock,
@@ -280,6 +349,10 @@ class Attachment:
             if hooks is not None:
                 hooks.step_begins()
 
+    def _evaluated(self) -> None:
+        if not self._says_so:
+            self._gradients_ready()
+
     def _gradients_ready(self) -> None:
         self._clock.gradients_ready()
         for hooks in (self.weight_hooks, self._momentum):
@@ -301,12 +374,19 @@ class Attachment:
         if skipped:
             self._coverage.skipped_step(self._clock.step)
         deliveries = [steps.run(first.step_ends) for first in self._first_step]
+        if self._collectives is not None:
+            deliveries.append(steps.run(self._collectives.step_ends))
         event = self._clock.step_ends(skipped=skipped, skip_handle=-1 if handle is None else handle)
         steps.run(self._observer.step_end, event)
         # Last, since what receives them may end the program.
         for deliver in deliveries:
             if deliver is not None:
                 steps.run(deliver)
+        ends_program = self._request.ends_program and event.sampled
+        if self._after_step is not None:
+            steps.run(self._after_step, event)
+        if ends_program:
+            raise SystemExit(0)
 
     def _step_skipped(self) -> None:
         """A loss scaler has not called the optimizer's step; gradients and moments stand as they would have."""
@@ -350,25 +430,27 @@ class _CloseOnForward(Hook):
 def attach(
     models: Sequence[nn.Module],
     optimizer: Any,
-    request: Request,
+    request: Request | None,
     clock: Clock,
     observer: Observer,
     coverage: Coverage,
+    after_step: Callable[[StepEnd], None] | None = None,
 ) -> Attachment:
     """Hook the model chunks and the optimizer.
 
     Args:
         models: the model, or the chunks of a virtual pipeline in order.
         optimizer: any object with a ``step`` method; wrappers are unwrapped.
-        request: what to read.
+        request: what to read; None: nothing yet, only notice the optimizer's steps.
         clock: is told of steps and micro-steps, and says which steps are sampled.
         observer: receives the tensors.
         coverage: is told what to expect.
+        after_step: called when a step is over and the observer has been told.
 
     Raises:
         Exception: whatever hooking raises; all hooks that were set are taken off before.
     """
-    attachment = Attachment(models, optimizer, request, clock, observer, coverage)
+    attachment = Attachment(models, optimizer, request, clock, observer, coverage, after_step)
     try:
         attachment.attach()
     except BaseException:

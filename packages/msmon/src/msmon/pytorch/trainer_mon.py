@@ -36,6 +36,20 @@ class TrainerMon(BaseTrainerMon):
 
     framework = "torch"
 
+    def begin_micro_step(self) -> None:
+        """A training forward begins.
+
+        Only for training loops that do not call the model that :meth:`set_monitor` was given, but parts of it. Where
+        the model is called inside, that call adds no micro-step.
+        """
+        if self._attachment is not None:
+            self._attachment.begin_micro_step()
+
+    def end_micro_step(self, output: Any = None) -> None:
+        """The training forward that began with :meth:`begin_micro_step` has ended; ``output`` holds its loss."""
+        if self._attachment is not None:
+            self._attachment.end_micro_step(output)
+
     def _find_rank(self) -> int:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank()
@@ -69,9 +83,9 @@ class TrainerMon(BaseTrainerMon):
         self,
         models: Sequence[nn.Module],
         optimizer: Any,
-        request: Request,
         clock: Clock,
+        request: Request | None,
         observer: Observer,
         coverage: Coverage,
     ) -> Attachment:
-        return attach(models, optimizer, request, clock, observer, coverage)
+        return attach(models, optimizer, request, clock, observer, coverage, after_step=self._after_step)

@@ -10,11 +10,11 @@ from attrs import frozen
 from torch import nn
 
 from msmon_hooks._events import Shard
+from msmon_hooks.hooks import Hook
+from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.accumulated import hook_accumulation
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.parameters import Weight
 from msmon_hooks.torch.wrappers import is_a
 
 _NEEDED = ("_params", "_shapes", "_numels_with_padding", "_is_padding_mask", "_shard_param_infos")
@@ -70,12 +70,9 @@ class FSDP1Gradients(GradientSource):
         left = {id(weight.parameter): weight for weight in weights}
         for module, handle in self._handles:
             flat = handle.flat_param
-            inside = [
-                (left.pop(id(parameter)), self._segments.get(id(parameter)))
-                for parameter in flat._params
-                if id(parameter) in left
-            ]
-            if any(segment is None for _, segment in inside):
+            mine = [left.pop(id(parameter)) for parameter in flat._params if id(parameter) in left]
+            inside = [(weight, self._segments[id(weight.parameter)]) for weight in mine if self._segments]
+            if len(inside) < len(mine):
                 text = f"grad_unreduced: the flat parameters of torch {torch.__version__} are not known"
                 self.coverage.note(text)
             elif inside and flat.requires_grad:
