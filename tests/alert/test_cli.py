@@ -27,8 +27,8 @@ def run(capsys, tmp_path):
     return run
 
 
-def result(tmp_path):
-    return json.loads((tmp_path / "result" / "anomaly_analyse.json").read_text())
+def result(tmp_path, folder="result"):
+    return json.loads((tmp_path / folder / "anomaly_analyse.json").read_text())
 
 
 def test_first_anomalies_of_two_ranks(run, tmp_path):
@@ -48,7 +48,7 @@ def test_first_anomalies_of_two_ranks(run, tmp_path):
     ]
     found = result(tmp_path)
     assert list(found) == [
-        "0:fc1.weight/rank1/param_origin_step_50_call_82",
+        "0:fc1.weight/rank1/param_origin_step_50_call_68",
         "0:fc1.output:0/rank1/actv_step_50_call_1",
         "0:relu1.input:0/rank1/actv_step_50_call_2",
     ]
@@ -171,8 +171,10 @@ def test_results_that_cannot_be_had(run, tmp_path):
     assert "broken file skipped" in errors[0]
     # A folder below a file cannot be made, not even by root.
     (tmp_path / "file").write_text("")
-    status = main(["-d", str(DATA / "new"), "-o", str(tmp_path / "file" / "below")])
+    status, lines, _ = run("-d", str(DATA / "new"), "-o", str(tmp_path / "file" / "below"), out=False)
     assert status == 1
+    assert lines[-1].startswith(f"Not written: {tmp_path}/file/below/anomaly_analyse.json: ")
+    assert lines[0].startswith("step")
 
 
 def test_help(run):
@@ -210,5 +212,13 @@ def test_on_a_terminal_and_as_a_module(tmp_path):
     assert process.wait() == 0
     assert b"\x1b[1mstep" in text
     assert b"\x1b[31m" in text
+    # A reader that does not want to read on, as `head`: no traceback, and the result is written.
+    (tmp_path / "anomaly_analyse.json").unlink()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 0
+    assert len(result(tmp_path.parent, tmp_path.name)) == 2
     failed = subprocess.run([*command, "-k", "0"], env=environment, capture_output=True, check=False)
     assert (failed.returncode, failed.stdout) == (2, b"")

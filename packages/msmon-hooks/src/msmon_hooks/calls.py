@@ -91,7 +91,7 @@ def output_leaves(site: Site, number: int, output: Any, is_tensor: IsTensor) -> 
     found: list[tuple[Path, int, Any]] = []
     for position, (key, value) in enumerate(parts):
         found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (key,))]
-    if len(parts) == 1 and len(found) == 1 and found[0][0] == ("0",):
+    if isinstance(output, tuple | list) and [path for path, _, _ in found] == [("0",)] and len(parts) == 1:
         found = [((), 0, found[0][2])]
     return [(site.row_name(number, "output", path), position, tensor) for path, position, tensor in found]
 

@@ -248,9 +248,16 @@ class ModuleHooks:
         chosen = selected(selector, leaves, length, positional)
         if chosen is None and slot not in site.mismatched:
             site.mismatched.add(slot)
-            text = f"targets: {slot} of {site.name} has {length} elements, not {selector.length}: not monitored"
-            logger.warning("%s", text)
-            self._coverage.note(text)
+            side = slot.removesuffix("_grad")
+            data_type = "actv" if slot == side else "actv_grad"
+            wanted = f"{length} elements, not the {selector.length} that targets says"
+            self._coverage.explain(data_type, f"{site.name}.{side}", wanted)
+            logger.warning(
+                "targets: %s of %s has %s: not monitored",
+                slot,
+                _shown(site.name),
+                f"{length} elements, not {selector.length}",
+            )
         return chosen or []
 
     def _read(self, tensors: list[Any]) -> list[int]:

@@ -185,11 +185,11 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             return {}, {}
         hooks = self._attachment.weight_hooks if self._attachment is not None and self._clock.in_step else None
         current = current_gradients(hooks, self._session.config, self._rank) if hooks is not None else None
-        return current or self._metrics("grad_reduced", "grad_unreduced")
+        return current or (self._metrics("grad_reduced"), self._metrics("grad_unreduced"))
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Statistics of the activations and of their gradients, of the last step. Waits for the device."""
-        return self._metrics("actv", "actv_grad")
+        return self._metrics("actv"), self._metrics("actv_grad")
 
     @property
     def ops(self) -> list[str]:
@@ -243,11 +243,11 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         )
         return Session(config, place, run_dir, self._make_buffer(), owner=self)
 
-    def _metrics(self, *data_types: str) -> Any:
+    def _metrics(self, data_type: str) -> Metrics:
         if self._session is None:
-            return tuple({} for _ in data_types)
+            return {}
         self._session.pipeline.drain()
-        return tuple(self._session.pipeline.metrics(data_type) for data_type in data_types)
+        return self._session.pipeline.metrics(data_type)
 
     def _after_step(self, event: StepEnd) -> None:
         """A step is over: what is in force for the next one?"""
