@@ -5,7 +5,7 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
-.PHONY: venv demo test fuzz check bench dist clean
+.PHONY: venv demo test fuzz faults check bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -41,6 +41,10 @@ check: .venv/.ready
 
 fuzz: .venv/.ready
 	MSMON_FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/msmon/test_config_fuzz.py --durations=0 $(ARGS)
+
+# The bench of injected faults: which fault the recommended alert rules find, at which step, layer and rank.
+faults: .venv/.ready
+	$(BIN)/python -m tests.alert.faults.bench $(ARGS)
 
 bench: .venv/.ready
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable $(ARGS)

@@ -32,9 +32,7 @@ def tensor_names(count: int) -> list[str]:
     return ["head.weight", *reversed(names)]
 
 
-def write_large_run(
-    directory: Path, *, tensors: int, steps: int, ranks: int, seed: int = 0
-) -> Path:
+def write_large_run(directory: Path, *, tensors: int, steps: int, ranks: int, seed: int = 0) -> Path:
     """Norms that fall slowly with noise, one spike and one NaN; the same on every call with the same arguments."""
     names = tensor_names(tensors)
     group_steps = -(-ROWS_PER_FILE // tensors)

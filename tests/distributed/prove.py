@@ -23,6 +23,7 @@ CONFIG: dict[str, Any] = {
     "wg_distribution": True,
     "mv_distribution": True,
     "param_distribution": True,
+    "xy_distribution": True,
     "ops": ALL_OPS,
     "ndigits": 12,
     "eps": 1e-3,
@@ -55,17 +56,16 @@ def plain_step(
     *,
     rank: int,
     grad_acc_steps: int = 1,
-    micro_batch: Callable[[int, int], torch.Tensor] | None = None,
+    loss: Callable[[Any], torch.Tensor] = loss_of,
 ) -> Callable[[int], float]:
     """Forward, backward, step, zero_grad."""
 
     def step(number: int) -> float:
         total = 0.0
         for micro_step in range(grad_acc_steps):
-            inputs = micro_batch(number, micro_step) if micro_batch else batch(number, rank, micro_step)
-            loss = loss_of(model(inputs)) / grad_acc_steps
-            loss.backward()
-            total += loss.item()
+            value = loss(model(batch(number, rank, micro_step))) / grad_acc_steps
+            value.backward()
+            total += value.item()
         optimizer.step()
         optimizer.zero_grad()
         return total
@@ -124,14 +124,70 @@ def prove(build: Callable[[], Trained], *, output: str, steps: int = STEPS, **co
     }
 
 
-def make_monitor(trained: Trained, folder: Path, **config: Any) -> TrainerMon:
-    """A monitor of the training that writes into ``folder``."""
-    rank = torch.distributed.get_rank()
+@frozen(kw_only=True)
+class Finished:
+    """A training that a trainer ran from beginning to end on this rank."""
+
+    losses: list[float]
+    model: Any
+    optimizer: Any
+    during: dict[str, int]
+    """What :func:`hooks_on` counted in the last step."""
+
+
+def prove_trainer(train: Callable[[Path | None], Finished], *, output: str, **config: Any) -> dict[str, Any]:
+    """As :func:`prove`, for a trainer that owns the loop.
+
+    Args:
+        train: runs the training anew; given a configuration file, with a callback that monitors it.
+    """
+
+    def run(folder: str | None, **fields: Any) -> tuple[list[str], str, Finished]:
+        path = None if folder is None else write_config(Path(output) / folder, **fields)
+        done = train(path)
+        as_trained = Trained(model=done.model, optimizer=done.optimizer, step=lambda number: 0.0)
+        return [loss.hex() for loss in done.losses], _fingerprint(as_trained), done
+
+    losses, weights, bare = run(None)
+    with_monitor, with_weights, watched = run("all", **config)
+    on_first, first_weights, _ = run("first", **{**config, "module_ranks": [0]})
+    torch.distributed.barrier()
+    after = hooks_on(Trained(model=watched.model, optimizer=watched.optimizer, step=lambda number: 0.0))
+    files = _files(output)
+    torch.distributed.barrier()
+    # Not by the trainer: it has let go of the model.
+    plain_step(watched.model, watched.optimizer, rank=0, loss=lambda output: loss_of(_tensor(output)))(STEPS)
+    torch.distributed.barrier()
+    return {
+        "losses": losses,
+        "losses_with_monitor": with_monitor,
+        "losses_with_monitor_on_rank_0": on_first,
+        "weights": weights,
+        "weights_with_monitor": with_weights,
+        "weights_with_monitor_on_rank_0": first_weights,
+        "hooks_without": hooks_on(Trained(model=bare.model, optimizer=bare.optimizer, step=lambda number: 0.0)),
+        "hooks_during": watched.during,
+        "hooks_after": after,
+        "written_after_close": sorted(_files(output) - files),
+    }
+
+
+def _tensor(output: Any) -> torch.Tensor:
+    return output["output"] if isinstance(output, dict) else output
+
+
+def write_config(folder: Path, **config: Any) -> Path:
+    """A configuration file of this rank, whose monitor writes into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"config{rank}.json"
+    path = folder / f"config{torch.distributed.get_rank()}.json"
     path.write_text(json.dumps({**CONFIG, **config}))
     os.environ["MONITOR_OUTPUT_DIR"] = str(folder)
-    monitor = TrainerMon(path, process_group=trained.process_group)
+    return path
+
+
+def make_monitor(trained: Trained, folder: Path, **config: Any) -> TrainerMon:
+    """A monitor of the training that writes into ``folder``."""
+    monitor = TrainerMon(write_config(folder, **config), process_group=trained.process_group)
     monitor.set_monitor(
         trained.model, grad_acc_steps=trained.grad_acc_steps, optimizer=trained.optimizer, **trained.groups
     )

@@ -82,14 +82,17 @@ def test_records_of_several_steps_and_json_files(write_config, output_dir):
     assert any("fc3" in note and "fc2" in note for note in coverage["notes"])
     run = json.loads((run_dir / "run.json").read_text())
     assert run["engine"] == "plain"
-    assert run["tensors"][0].items() >= {
-        "name": "fc1.weight",
-        "vpp_stage": 0,
-        "shape": [8, 4],
-        "dtype": "torch.float32",
-        "numel": 32,
-        "aliases": [],
-    }.items()
+    assert (
+        run["tensors"][0].items()
+        >= {
+            "name": "fc1.weight",
+            "vpp_stage": 0,
+            "shape": [8, 4],
+            "dtype": "torch.float32",
+            "numel": 32,
+            "aliases": [],
+        }.items()
+    )
     assert (run_dir / "grad_reduced_0-2.csv").stat().st_mode & 0o777 == 0o640
     assert run_dir.stat().st_mode & 0o777 == 0o750
 

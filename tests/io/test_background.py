@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import threading
 
 import pytest
@@ -91,14 +92,17 @@ def test_a_job_may_submit_without_waiting_for_itself() -> None:
     assert background.drain(timeout=10)
     assert taken == [False]
     assert background.losses.lost == 1
+    assert background.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_nothing() -> None:
     background = Background()
     go_on = threading.Event()
     background.submit(go_on.wait)
     child = os.fork()
     if child == 0:
+        signal.alarm(10)
         # The queue is full and the thread is not here: any wait would never end.
         silent = not background.submit(os._exit, 4) and background.drain() and background.close()
         os._exit(0 if silent else 3)

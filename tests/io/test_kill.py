@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from msmon_io import CsvWriter, create_run_dir, find_run_dir, read_csv
+from msmon_io import BrokenLine, CsvWriter, create_run_dir, find_run_dir, read_csv
 from msmon_io._files import write_whole
 
 from .tables import table
@@ -56,17 +56,26 @@ def run_and_kill(run_dir: Path, seed: int, *, formats: list[str], record: int, r
     return int(said.split(b"\n")[-2])
 
 
-@pytest.mark.parametrize(("record", "rows"), [(1, 3000), (7, 3000), (1000, 40)])
+@pytest.mark.parametrize(("record", "rows"), [(1, 3000), (7, 1000), (1000, 3000)])
 def test_csv(tmp_path: Path, record: int, rows: int) -> None:
+    # A file of very many steps is appended to: there the last line may be cut, and the reader passes it over.
+    is_appended = record == 1000
     for seed in range(4):
         run_dir = create_run_dir(tmp_path, seed)
         handed_over = run_and_kill(run_dir, seed, formats=["csv"], record=record, rows=rows)
         steps: list[int] = []
         for path in sorted(run_dir.glob("*.csv"), key=lambda path: int(path.stem.split("_")[2].split("-")[0])):
             text = path.read_text()
-            assert text.endswith("\n"), "a line was cut"
-            assert text.count("\n") % rows == 1, "a step was cut"
-            for one in read_csv(path, on_broken=pytest.fail):  # type: ignore[arg-type]
+            if not is_appended:
+                assert text.endswith("\n"), "a line was cut"
+                assert text.count("\n") % rows == 1, "a step was cut"
+            broken: list[BrokenLine] = []
+            tables = list(read_csv(path, on_broken=broken.append))
+            assert len(broken) <= is_appended
+            if is_appended and len(tables[-1]) < rows:
+                cut = tables.pop()
+                assert cut.rows() == [[cut.step + 0.123456, row + 0.123456] for row in range(len(cut))]
+            for one in tables:
                 steps.append(one.step)
                 assert one.rows() == [[one.step + 0.123456, row + 0.123456] for row in range(rows)]
         assert steps == list(range(len(steps)))
@@ -101,6 +110,7 @@ def test_tensorboard_and_parquet(tmp_path: Path) -> None:
         assert handed_over - found[-1] <= 1
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_killed_between_writing_and_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The moment that chance seldom finds: the new file is half written, the old one still in place."""
 

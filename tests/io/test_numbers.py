@@ -9,12 +9,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msmon_io import format_number
-from msmon_io._bulk_numbers import MAX_DIGITS, number_lines
-from msmon_io._numbers import format_count
+from msmon_io._bulk_numbers import number_rows, text_words
+from msmon_io._numbers import MAX_BULK_DIGITS, format_count
+
+
+def number_lines(values: np.ndarray, is_count: list[bool], ndigits: int) -> list[str]:
+    """The bulk formatter's lines."""
+    return b"".join(number_rows(values, is_count, ndigits)).decode().split("\n")[:-1]
+
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
+@settings(deadline=None)
 @given(finite, st.integers(1, 17))
 @example(0.99999999, 6)
 @example(-0.97, 1)
@@ -60,10 +67,10 @@ def test_counts_are_integers() -> None:
     assert number_lines(np.array([values]).T, [True], 6) == texts
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats() | st.floats(-10, 10) | st.floats(-(2**-10), 2**-10, width=32), min_size=1, max_size=60),
-    st.integers(1, MAX_DIGITS),
+    st.integers(1, MAX_BULK_DIGITS),
 )
 def test_bulk_is_the_same_text(values: list[float], ndigits: int) -> None:
     assert number_lines(np.array([values]).T, [False], ndigits) == [format_number(value, ndigits) for value in values]
@@ -81,13 +88,13 @@ def test_bulk_on_many_magnitudes() -> None:
         ]
     )
     whole = np.floor(np.abs(values) * 1000)
-    for ndigits in (1, 2, 5, 6, 8, 12, MAX_DIGITS):
+    for ndigits in (1, 2, 5, 6, 8, 12, MAX_BULK_DIGITS):
         lines = number_lines(np.stack([values, whole], 1), [False, True], ndigits)
         expected = [f"{format_number(a, ndigits)},{format_count(b)}" for a, b in zip(values, whole, strict=True)]
         assert lines == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 6), st.data())
 def test_bulk_rows_with_columns_of_zeros(rows: int, columns: int, data: st.DataObject) -> None:
     value = st.sampled_from([0.0, 0.0, 0.0, -0.0, 3.0, 0.5, math.nan, 1e6])
@@ -99,3 +106,15 @@ def test_bulk_rows_with_columns_of_zeros(rows: int, columns: int, data: st.DataO
         for row in values.tolist()
     ]
     assert number_lines(values, is_count, 6) == expected
+
+
+def test_rows_begin_with_texts() -> None:
+    names = text_words(["0,layer.0.weight,", "1,模型,", "2,x,"])
+    micro_steps = text_words(["0,", "10,", "2,"])
+    blocks = number_rows(
+        np.array([[0.0, 0.5, 0.0], [0, 2, 0], [0, -1, 0]]), [True, False, False], 3, [names, "7,", micro_steps]
+    )
+    lines = b"".join(blocks).decode().splitlines()
+    assert lines == ["0,layer.0.weight,7,0,0,0.5,0.0", "1,模型,7,10,0,2.0,0.0", "2,x,7,2,0,-1.0,0.0"]
+    assert b"".join(number_rows(np.zeros((2, 1)), [True], 3, ["a,"])) == b"a,0\na,0\n"
+    assert number_rows(np.zeros((0, 2)), [True, False], 3) == []

@@ -1,10 +1,21 @@
 """What every back end and every kernel has to give, as one class to inherit from."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 import msmon_stats
-from msmon_stats import OPS, UnsupportedTensorError, finalize, merge, partial, partial_many, summarize, unsupported_reason
+from msmon_stats import (
+    OPS,
+    UnsupportedTensorError,
+    finalize,
+    merge,
+    partial,
+    partial_many,
+    summarize,
+    unsupported_reason,
+)
 
 from . import reference
 
@@ -180,7 +191,15 @@ class Conformance:
         above = np.float32(0.1)
         below = np.nextafter(above, np.float32(0))
         values = np.array([above, below, -above, -below, 0.0, -0.0, np.nan])
-        for eps, zeros in ((0.1, 4), (float(above), 4), (float(below), 2), (0.0, 0), (1e300, 6), (1e-300, 2), (np.inf, 6)):
+        for eps, zeros in (
+            (0.1, 4),
+            (float(above), 4),
+            (float(below), 2),
+            (0.0, 0),
+            (1e300, 6),
+            (1e-300, 2),
+            (np.inf, 6),
+        ):
             row = self.host(partial(self.make(values, "float32"), eps, kernel=self.kernel))
             assert row[3] == zeros, eps
 
@@ -189,8 +208,8 @@ class Conformance:
         tensor = self.make(values, "float32")
         whole = self.host(partial(tensor, 0.5, kernel=self.kernel))
         for chunks in (1, 4, 1000):
-            bounds = np.linspace(0, len(values), chunks + 1).astype(int)
-            parts = [tensor[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+            bounds = np.linspace(0, len(values), chunks + 1).astype(int).tolist()
+            parts = [tensor[a:b] for a, b in pairwise(bounds)]
             rows = partial_many(parts, 0.5, kernel=self.kernel)
             while len(rows) > 1:
                 half = len(rows) // 2
@@ -211,7 +230,8 @@ class Conformance:
     def test_many_at_once_give_what_each_gives_alone(self):
         dtypes = [dtype for dtype in ("float32", "bfloat16", "int32", "bool", "complex64") if dtype not in self.missing]
         tensors = [
-            self.make(normal(size, seed=i), dtypes[i % len(dtypes)]) for i, size in enumerate((5, 0, 1000, 1, 70000, 64, 33))
+            self.make(normal(size, seed=i), dtypes[i % len(dtypes)])
+            for i, size in enumerate((5, 0, 1000, 1, 70000, 64, 33))
         ]
         view = dict(self.views(self.make(normal((4, 6, 8)), "float32")))
         tensors += list(view.values())
@@ -226,7 +246,7 @@ class Conformance:
         again = partial_many([self.make(np.array([1.0]), "float32"), tensor], out=out, kernel=self.kernel)
         assert again is out
         assert self.host(out)[:, 0].tolist() == [1.0, 2.0]
-        with pytest.raises(ValueError, match=r"out must be a .*float64.* \[3, 8\]"):
+        with pytest.raises(ValueError, match=r"out must be a (?i:.*float64) \[3, 8\]"):
             partial_many([tensor] * 3, out=out, kernel=self.kernel)
 
     def test_no_tensors(self):

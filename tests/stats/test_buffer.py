@@ -52,7 +52,11 @@ def test_more_rows_than_a_page(buffer):
 @pytest.mark.parametrize("scale", [1024.0, torch.tensor(1024.0), torch.tensor(1024.0, dtype=torch.float64)])
 def test_a_loss_scale_is_taken_out(buffer, scale):
     values = torch.tensor([3.0, -4.0, 5e-9, 0.0])
-    assert buffer.measure([values * 1024, values.reshape(2, 2).mT * 1024, values.double() * 1024], 1e-8, scale) == [0, 1, 2]
+    assert buffer.measure([values * 1024, values.reshape(2, 2).mT * 1024, values.double() * 1024], 1e-8, scale) == [
+        0,
+        1,
+        2,
+    ]
     matrix = buffer.transfer().matrix()
     for row in matrix:
         np.testing.assert_allclose(row, partial(values).numpy(), rtol=1e-6)

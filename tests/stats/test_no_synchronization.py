@@ -24,7 +24,9 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function._schema.name
         result = function(*args, **(kwargs or {}))
-        devices = {value.device.type for value in (*args, result) if isinstance(value, torch.Tensor) and value.dim() > 0}
+        devices = {
+            value.device.type for value in (*args, result) if isinstance(value, torch.Tensor) and value.dim() > 0
+        }
         self.names.append(name)
         if name in ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::bincount"):
             self.waits.append(name)

@@ -94,5 +94,5 @@ def test_extended_precision_and_scalars():
     if np.dtype(np.longdouble).itemsize > 8:
         assert partial(np.array([1.5, -2.5], dtype=np.longdouble)).tolist() == [2, 0, 0, 0, -2.5, 1.5, -1.0, 8.5]
     assert partial(np.float32(3.0)).tolist() == [1, 0, 0, 0, 3, 3, 3, 9]
-    with pytest.raises(TypeError, match=r"no statistics of a builtins\.list: pass a tensor or array of mindspore, numpy, torch"):
+    with pytest.raises(TypeError, match=r"no statistics of a builtins\.list: .* mindspore, numpy, torch"):
         partial([1.0, 2.0])

@@ -38,7 +38,9 @@ def test_damaged_and_strange_files_are_read_as_far_as_they_go(tmp_path: Path) ->
     path = write_anomalies(tmp_path, 0, [{"step": s, "tag_name": f"0:w{s}/rank0/grad_reduced"} for s in range(5)])
     text = path.read_text()
     path.write_text(text[: text.index("w4")])
-    write_anomalies(tmp_path, 1, [{"step": 0, "tag_name": "no tag at all"}, {"step": "x", "tag_name": "0:w/rank1/actv"}])
+    write_anomalies(
+        tmp_path, 1, [{"step": 0, "tag_name": "no tag at all"}, {"step": "x", "tag_name": "0:w/rank1/actv"}]
+    )
     notes: list[str] = []
     found = read_anomalies(tmp_path, notes)
     assert found.total == 5

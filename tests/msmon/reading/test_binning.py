@@ -52,13 +52,18 @@ def same(bits: np.uint32, value: float | None) -> bool:
     limit=st.integers(1, 8),
     split=st.integers(1, 4),
 )
-def test_every_bin_and_tensor_has_its_worst_value(values: np.ndarray, present: np.ndarray, limit: int, split: int) -> None:
+def test_every_bin_and_tensor_has_its_worst_value(
+    values: np.ndarray, present: np.ndarray, limit: int, split: int
+) -> None:
     values = np.where(present, values, np.nan)
     steps = np.arange(10, 80, 10)
     bins = make_bins(steps, limit)
     assert len(bins) <= limit
     length = split * bins.width
-    blocks = [Block(first=i, values=values[:, i : i + length], present=present[:, i : i + length]) for i in range(0, 7, length)]
+    blocks = [
+        Block(first=i, values=values[:, i : i + length], present=present[:, i : i + length])
+        for i in range(0, 7, length)
+    ]
     # Rows 0 and 2 are two micro-steps of one tensor.
     row_tensor = np.array([1, 0, 1, 2])
     found = bin_blocks(blocks, STATS, bins, row_tensor, 3)
@@ -90,7 +95,13 @@ def test_the_worst_of_ranks_and_of_layers() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(1e300, np.finfo(np.float32).max), (-1e300, -np.finfo(np.float32).max), (1e-60, 1.4e-45), (0.0, 0.0), (math.inf, math.inf)],
+    [
+        (1e300, np.finfo(np.float32).max),
+        (-1e300, -np.finfo(np.float32).max),
+        (1e-60, 1.4e-45),
+        (0.0, 0.0),
+        (math.inf, math.inf),
+    ],
 )
 def test_values_beyond_float32(value: float, shown: float) -> None:
     block = Block(first=0, values=np.array([[[value]]]), present=np.array([[[True]]]))

@@ -12,8 +12,14 @@ from .files import write_rank
 @pytest.mark.parametrize(
     ("names", "layers"),
     [
-        (["emb.weight", "blocks.0.fc.weight", "blocks.10.fc.bias", "head.weight"], ["emb", "blocks.0", "blocks.10", "head"]),
-        ([".input", ".output", "blocks.1.output", "blocks.1.act.output_0"], [WHOLE_MODEL, WHOLE_MODEL, "blocks.1", "blocks.1"]),
+        (
+            ["emb.weight", "blocks.0.fc.weight", "blocks.10.fc.bias", "head.weight"],
+            ["emb", "blocks.0", "blocks.10", "head"],
+        ),
+        (
+            [".input", ".output", "blocks.1.output", "blocks.1.act.output_0"],
+            [WHOLE_MODEL, WHOLE_MODEL, "blocks.1", "blocks.1"],
+        ),
         (["0.weight", "0.bias", "2.weight"], ["0", "0", "2"]),
         # What all numbered names have in common says nothing.
         (["module.0.layers.3.w.weight", "module.0.layers.4.w.weight"], ["module.0.layers.3", "module.0.layers.4"]),
@@ -28,7 +34,10 @@ def test_layers(names: list[str], layers: list[str]) -> None:
 
 
 def test_layers_of_stages_are_apart() -> None:
-    assert layers_of([TensorKey(0, 0, "layers.0.w"), TensorKey(1, 0, "layers.0.w")]) == ["pp0/0:layers.0", "pp1/0:layers.0"]
+    assert layers_of([TensorKey(0, 0, "layers.0.w"), TensorKey(1, 0, "layers.0.w")]) == [
+        "pp0/0:layers.0",
+        "pp1/0:layers.0",
+    ]
 
 
 def test_backward_data_types_are_turned_round(tmp_path) -> None:

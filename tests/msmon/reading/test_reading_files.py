@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msmon_io import ParquetWriter, Table, read_csv
 
 from msmon.reading import Run, UnusableRun, open_run
 from msmon.reading.blocks import read_blocks
 from msmon.reading.index import Index, build_index
+from msmon_io import ParquetWriter, Table, read_csv
 
 from .files import write_rank
 
@@ -32,7 +32,14 @@ def cells(run: Run, data_type: str, **options: int) -> dict[Cell, float]:
         for block in read_blocks(rank, index, **options):
             for stat, step, row in np.argwhere(block.present):
                 key, micro = rows[row].tensor, rows[row].micro_step
-                place = (rank.rank, key.vpp_stage, key.name, micro, int(index.steps[block.first + step]), index.stats[stat])
+                place = (
+                    rank.rank,
+                    key.vpp_stage,
+                    key.name,
+                    micro,
+                    int(index.steps[block.first + step]),
+                    index.stats[stat],
+                )
                 found[place] = block.values[stat, step, row]
     return found
 
@@ -40,15 +47,17 @@ def cells(run: Run, data_type: str, **options: int) -> dict[Cell, float]:
 def plainly(directory: Path, rank: int, data_type: str) -> dict[Cell, float]:
     """The same from the files, cell by cell."""
     found: dict[Cell, float] = {}
-    files = sorted(directory.glob(f"{data_type}_[0-9]*.csv"), key=lambda path: int(path.stem.rpartition("_")[2].split("-")[0]))
+    files = sorted(
+        directory.glob(f"{data_type}_[0-9]*.csv"), key=lambda path: int(path.stem.rpartition("_")[2].split("-")[0])
+    )
     for path in files:
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 keys = {name: row.pop(name, "-1") for name in ("vpp_stage", "name", "step", "micro_step")}
                 for stat, text in row.items():
                     if stat not in ("shape", "dtype"):
-                        place = (int(keys["vpp_stage"]), keys["name"], int(keys["micro_step"]), int(keys["step"]))
-                        found[rank, *place, stat] = float(text)
+                        place = (rank, int(keys["vpp_stage"]), keys["name"], int(keys["micro_step"]), int(keys["step"]))
+                        found[(*place, stat)] = float(text)
     return found
 
 
@@ -119,7 +128,7 @@ def test_a_store_of_several_files_with_a_changed_shape(tmp_path: Path) -> None:
 
 def test_the_older_tools_rows_of_nan_are_no_values(tmp_path: Path) -> None:
     header = "vpp_stage,name,step,micro_step,min,norm,nans,shape,dtype\n"
-    rows = "0,emb.input,0,0,nan,nan,nan,nan,nan\n0,emb.output,0,0,-1.5,2.0,0.0,\"[5, 2]\",torch.float32\n"
+    rows = '0,emb.input,0,0,nan,nan,nan,nan,nan\n0,emb.output,0,0,-1.5,2.0,0.0,"[5, 2]",torch.float32\n'
     (tmp_path / "actv_grad_0-0.csv").write_text(header + rows)
     found = cells(open_run(tmp_path), "actv_grad")
     assert found == {
@@ -145,7 +154,19 @@ def test_broken_lines_are_passed_over_and_named(tmp_path: Path) -> None:
 
 
 def test_names_of_any_kind(tmp_path: Path) -> None:
-    names = ["plain", "a,b", 'quote"d', "=cmd()", "back\\slash", "new\nline", "<script>", "\x1b[31m", "名前", "'apostrophe", ""]
+    names = [
+        "plain",
+        "a,b",
+        'quote"d',
+        "=cmd()",
+        "back\\slash",
+        "new\nline",
+        "<script>",
+        "\x1b[31m",
+        "名前",
+        "'apostrophe",
+        "",
+    ]
     write_rank(tmp_path, {"grad_reduced": [(step, name, float(i)) for step in (0, 1) for i, name in enumerate(names)]})
     index = build_index(open_run(tmp_path), "grad_reduced")
     assert [row.tensor.name for row in index.rows] == names

@@ -20,7 +20,13 @@ from msmon.reading.index import build_index
 
 from .files import write_anomalies, write_rank
 
-EVIL = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"'&lt;`${1}", "{{meta}}", "\u2028\x1b[31m"]
+EVIL = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\"'&lt;`${1}",
+    "{{meta}}",
+    "\u2028\x1b[31m",
+]
 
 
 def unpack(text: str) -> bytes:
@@ -34,7 +40,9 @@ def meta_of(page: str) -> dict[str, Any]:
 def array_of(page: str, blob: str, half: bool) -> np.ndarray:
     raw = np.frombuffer(unpack(re.search(rf'id="{blob}">([^<]*)<', page)[1]), dtype=np.uint8)
     parts = raw.reshape(2 if half else 4, -1).astype(np.uint32)
-    return sum(part << (8 * (i + (2 if half else 0))) for i, part in enumerate(parts)).astype(np.uint32).view(np.float32)
+    return (
+        sum(part << (8 * (i + (2 if half else 0))) for i, part in enumerate(parts)).astype(np.uint32).view(np.float32)
+    )
 
 
 def panel(meta: dict[str, Any], name: str) -> dict[str, Any]:
@@ -116,9 +124,15 @@ def test_missing_tensors_notes_and_skipped_steps_are_said(tmp_path: Path) -> Non
 def test_no_name_can_become_markup_and_nothing_is_loaded(tmp_path: Path) -> None:
     for name, factor in (("a", 1.0), ("b", 2.0)):
         rows = {"actv": [(s, f"{evil}.output", 0, factor * (1.0 + s)) for s in range(3) for evil in EVIL]}
-        coverage = {"expected": {"actv": 9}, "seen": {"actv": 5}, "missing": [{"data_type": "actv", "name": EVIL[0], "reason": EVIL[1]}]}
+        coverage = {
+            "expected": {"actv": 9},
+            "seen": {"actv": 5},
+            "missing": [{"data_type": "actv", "name": EVIL[0], "reason": EVIL[1]}],
+        }
         write_rank(tmp_path / name, rows, coverage=coverage, info={"engine": EVIL[0]})
-        write_anomalies(tmp_path / name, 0, [{"step": 1, "tag_name": f"0:{EVIL[0]}.output:0/rank0/actv", "message": EVIL[1]}])
+        write_anomalies(
+            tmp_path / name, 0, [{"step": 1, "tag_name": f"0:{EVIL[0]}.output:0/rank0/actv", "message": EVIL[1]}]
+        )
     write_report(tmp_path / "a", tmp_path / "r.html")
     write_diff_page(tmp_path / "a", tmp_path / "b", tmp_path / "d.html")
     write_rank(tmp_path / "harmless", {"actv": [(0, "m.output", 0, 1.0)]})
@@ -209,7 +223,9 @@ def test_the_page_of_a_comparison(trained: Callable[[str], Path], tmp_path: Path
     page = (tmp_path / "d.html").read_text()
     meta = meta_of(page)
     assert meta["title"] == "msmon diff: first difference at step 4"
-    assert panel(meta, "first-difference")["text"][0].startswith("Step 4: blocks.1.attention.qkv.output (actv, micro-step 0, rank 0)")
+    assert panel(meta, "first-difference")["text"][0].startswith(
+        "Step 4: blocks.1.attention.qkv.output (actv, micro-step 0, rank 0)"
+    )
     first = panel(meta, "first-table")
     assert first["rows"][0][:3] == [4, "actv", "blocks.1.attention.qkv.output"]
     type_ = next(one for one in meta["types"] if one["name"] == "actv")

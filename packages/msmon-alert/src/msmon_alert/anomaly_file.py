@@ -21,13 +21,15 @@ _EMPTY = b"{" + _END
 class AnomalyFile:
     """Writes `<directory>/anomaly.json`.
 
-    The file is a whole JSON object from its creation on. Records are appended by one write over the closing brace, so
-    the ten-thousandth costs what the first did. One record is one line.
+    The file is a whole JSON object from its creation on. Each record, a line of its own, is appended by one write over
+    the closing brace, so the ten-thousandth costs what the first did. Should the process be killed in the middle of
+    that write (between two pages of the file, within microseconds), the closing brace is missing: `first_anomalies`
+    reads such a file up to there, and `append` mends it.
 
     Args:
         directory: made if missing (mode 0750), one for each rank.
-        append: continue the records that are there; else the file begins anew, replaced as a whole. What a killed or
-            failed write left unfinished at the end of the file is cut off.
+        append: continue the records that are there; else the file begins anew, replaced as a whole. What a killed
+            write left unfinished at the end of the file is cut off.
 
     Raises:
         OSError: the file cannot be made or opened, or the directory is a symbolic link to somewhere outside its parent.
@@ -58,27 +60,27 @@ class AnomalyFile:
         """Appends records; the key of each is made of its tag_name, step and call_id.
 
         Raises:
-            OSError: the disk is full, for example. The file then holds what it held before, and `failed` counts.
+            OSError: the disk is full, for example. The file then holds the records before that, and `failed` counts the
+                others.
             ValueError: a value that JSON does not know; nothing is written.
         """
         lines = [
             f"{json.dumps(record_key(record))}: {json.dumps(dict(record), allow_nan=False)}".encode()
             for record in records
         ]
-        if not lines:
-            return
-        lead = b"\n" if self._empty else b",\n"
-        body = lead + b",\n".join(lines)
-        try:
-            _write_at(self._file, body + _END, self._end)
-        except OSError:
-            self.failed += len(lines)
-            _write_at(self._file, _END, self._end)
-            os.ftruncate(self._file, self._end + len(_END))
-            raise
-        self._end += len(body)
-        self._empty = False
-        self.written += len(lines)
+        for number, line in enumerate(lines):
+            # One write a record: a kill stops a long write between two of its pages, a short one hardly ever.
+            body = (b"\n" if self._empty else b",\n") + line
+            try:
+                _write_at(self._file, body + _END, self._end)
+            except OSError:
+                self.failed += len(lines) - number
+                _write_at(self._file, _END, self._end)
+                os.ftruncate(self._file, self._end + len(_END))
+                raise
+            self._end += len(body)
+            self._empty = False
+            self.written += 1
 
     def close(self) -> None:
         """May be called twice."""

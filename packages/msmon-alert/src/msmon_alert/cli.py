@@ -15,7 +15,7 @@ from msmon_alert.anomaly_file import FILE_NAME
 from msmon_alert.causes import explain
 from msmon_alert.files import replaced
 from msmon_alert.progress import Progress
-from msmon_alert.sorting import find_anomaly_files, first_anomalies
+from msmon_alert.sorting import SortedAnomalies, find_anomaly_files, first_anomalies
 from msmon_alert.table import printable, render, row
 
 RESULT_NAME = "anomaly_analyse.json"
@@ -58,20 +58,29 @@ def _sort(files: list[Path], out: Path, count: int, steps: frozenset[int]) -> in
         found = first_anomalies(files, max(count, _TOLD_FROM), steps=steps, advance=progress.advance)
     for note in found.notes:
         print(note, file=sys.stderr)
-    records = list(found.first.values())
-    if records:
-        print(render([row(record) for record in records[:count]], colour=_colour()), end="\n\n")
-        print("\n".join(map(printable, explain(records))))
-    shown = min(count, len(records))
-    print(f"{shown} of {found.seen} anomalies in {found.files} files, earliest first." if records else "No anomalies.")
+    target = out / RESULT_NAME
     try:
-        with replaced(out / RESULT_NAME) as file:
+        with replaced(target) as file:
             file.write(json.dumps(dict(itertools.islice(found.first.items(), count)), indent=2).encode())
+        where, status = f"Written to {target}", 0
     except OSError as error:
-        print(f"msmon anomalies: {RESULT_NAME} not written: {error}", file=sys.stderr)
-        return 1
-    print(f"Written to {out / RESULT_NAME}")
-    return 1 if found.unread == found.files and not found.seen else 0
+        where, status = f"Not written: {target}: {error}", 1
+    try:
+        print(_text(found, count))
+        print(where, flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1 if found.unread == found.files and not found.seen else status
+
+
+def _text(found: SortedAnomalies, count: int) -> str:
+    records = list(found.first.values())
+    if not records:
+        return "No anomalies."
+    table = render([row(record) for record in records[:count]], colour=_colour())
+    account = "\n".join(map(printable, explain(records)))
+    shown = min(count, len(records))
+    return f"{table}\n\n{account}\n{shown} of {found.seen} anomalies in {found.files} files, earliest first."
 
 
 class _ArgumentError(Exception):

@@ -98,14 +98,17 @@ def _make(spec: Any) -> Rule:
         raise _Problems(*problems, f".rule_name: {error}") from error
     if args is None:
         raise _Problems(*problems)
-    unknown, missing = _argument_names(found, args)
-    problems.extend(unknown + missing)
+    problems.extend(_unknown_arguments(found, args))
+    missing = _missing_arguments(found, args)
+    problems.extend(missing)
     rule = None
     if not missing:
+        known = _parameters(found)
         try:
-            rule = found(**{key: value for key, value in args.items() if key in _parameters(found)})
+            rule = found(**{key: value for key, value in args.items() if key in known})
         except (TypeError, ValueError) as error:
-            problems.extend(f".args.{line}" for line in str(error).splitlines())
+            for line in str(error).splitlines():
+                problems.append(f".args.{line}" if line.partition(":")[0] in known else f".args: {line}")
     if problems or rule is None:
         raise _Problems(*problems)
     return rule
@@ -115,20 +118,22 @@ def _parameters(rule: type[Rule]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(rule).parameters
 
 
-def _argument_names(rule: type[Rule], args: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    parameters = _parameters(rule)
-    allowed = ", ".join(parameters) or "none"
-    unknown = [
-        f".args.{key}: {rule.__name__} has no such argument; allowed: {allowed}{_near(str(key), list(parameters))}"
+def _unknown_arguments(rule: type[Rule], args: Mapping[str, Any]) -> list[str]:
+    known = list(_parameters(rule))
+    allowed = ", ".join(known) or "none"
+    return [
+        f".args.{key}: {rule.__name__} has no such argument; allowed: {allowed}{_near(str(key), known)}"
         for key in args
-        if key not in parameters
+        if key not in known
     ]
-    missing = [
+
+
+def _missing_arguments(rule: type[Rule], args: Mapping[str, Any]) -> list[str]:
+    return [
         f".args.{key}: is missing; {rule.__name__} needs it"
-        for key, parameter in parameters.items()
+        for key, parameter in _parameters(rule).items()
         if parameter.default is parameter.empty and key not in args
     ]
-    return unknown, missing
 
 
 def _near(name: str, known: list[str]) -> str:

@@ -27,19 +27,26 @@ class RecordReader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.end_of_last = 0
-        """Bytes up to the end of the last whole record, or of the opening brace."""
         self._text = ""
         self._at = 0
-        self._base = 0
+        """Where to go on in `_text`."""
+        self._last = 0
+        """Where the last whole record, or the opening brace, ends in `_text`."""
+        self._dropped = 0
+        """Bytes of the file before `_text`."""
         self._ended = False
         self._decoder = json.JSONDecoder()
 
+    @property
+    def end_of_last(self) -> int:
+        """Bytes up to the end of the last whole record, or of the opening brace; 0 before that."""
+        return self._bytes(self._last)
+
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         with open(self.path, encoding="utf-8", newline="") as self._file:
-            self._text, self._at, self._base, self._ended = "", 0, 0, False
+            self._text, self._at, self._last, self._dropped, self._ended = "", 0, 0, 0, False
             self._expect("{", "an opening brace")
-            self._mark()
+            self._last = self._at
             if self._peek() != "}":
                 while True:
                     key = self._value("a key")
@@ -47,7 +54,7 @@ class RecordReader:
                         raise self._broken(f"a key is {key!r:.40}, not a string")
                     self._expect(":", "a colon")
                     record = self._value("a record")
-                    self._mark()
+                    self._last = self._at
                     yield key, record
                     if self._peek() != ",":
                         break
@@ -56,21 +63,23 @@ class RecordReader:
             if self._peek():
                 raise self._broken("there is text after the closing brace")
 
-    def _mark(self) -> None:
-        """Drops what was read, so that memory is bounded; counts it in bytes."""
-        self._base += len(self._text[: self._at].encode())
-        self._text, self._at = self._text[self._at :], 0
-        self.end_of_last = self._base
+    def _bytes(self, position: int) -> int:
+        """Bytes of the file before this position of `_text`."""
+        return self._dropped + len(self._text[:position].encode())
 
     def _more(self) -> bool:
+        """Reads on, and drops the records that were given out, so that memory is bounded."""
         if self._ended:
             return False
         try:
-            chunk = self._file.read(max(_CHUNK, len(self._text)))
+            chunk = self._file.read(max(_CHUNK, len(self._text) - self._last))
         except UnicodeDecodeError as error:
             raise self._broken("it is not UTF-8 text") from error
         self._ended = not chunk
-        self._text += chunk
+        self._dropped = self._bytes(self._last)
+        self._text = self._text[self._last :] + chunk
+        self._at -= self._last
+        self._last = 0
         return bool(chunk)
 
     def _peek(self) -> str:
@@ -105,8 +114,7 @@ class RecordReader:
                     raise self._broken(f"{what} is {reason}") from error
 
     def _broken(self, reason: str) -> BrokenFileError:
-        place = self._base + len(self._text[: self._at].encode())
-        return BrokenFileError(f"{self.path}: {reason} at byte {place}")
+        return BrokenFileError(f"{self.path}: {reason} at byte {self._bytes(self._at)}")
 
 
 def end_of_records(path: str | os.PathLike[str]) -> tuple[int, bool]:

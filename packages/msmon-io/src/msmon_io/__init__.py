@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from msmon_io._background import Background
+from msmon_io._cells import decode_cell
 from msmon_io._conversion import DATA_TYPES
 from msmon_io._csv2parquet import convert_to_parquet
 from msmon_io._csv2tensorboard import csv2tensorboard_by_step
@@ -22,7 +23,6 @@ from msmon_io._run_dirs import (
     run_dirs_between,
 )
 from msmon_io._table import Table
-from msmon_io._text_table import write_text_table
 from msmon_io._writers import (
     Writer,
     WriterContext,
@@ -58,6 +58,7 @@ __all__ = [
     "create_run_dir",
     "csv2tensorboard_by_step",
     "data_type_of",
+    "decode_cell",
     "find_run_dir",
     "format_number",
     "newest_run_dirs",
@@ -69,7 +70,6 @@ __all__ = [
     "run_dirs_between",
     "write_bytes",
     "write_json",
-    "write_text_table",
     "write_text_csv",
     "writer_names",
 ]

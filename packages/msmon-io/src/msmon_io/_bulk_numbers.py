@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 
 from msmon_io._numbers import format_count, format_number
 
-MAX_DIGITS = 13
-"""Up to here scaled values keep enough spare bits to see whether rounding is safe."""
-
 # Rows formatted at a time: the temporary arrays stay in the processor's cache.
 _BLOCK_CELLS = 1 << 13
 # Below this the exponent has three digits; rare enough for the slow path.
@@ -48,30 +45,43 @@ _EXPONENT = _words([""] + [f"e-{exponent:02}" for exponent in range(1, 100)])
 _NAN, _INF, _MINUS_INF = _words(["nan", "inf", "-inf"])
 
 
-def number_lines(values: NDArray[np.float64], is_count: Sequence[bool], ndigits: int) -> list[str]:
-    """The cells of each row, joined by commas.
+Leading = Sequence["str | NDArray[np.uint32]"]
+"""What begins each row: a text that is the same in all of them, or one of :func:`text_words` for each row."""
+
+
+def text_words(texts: Sequence[str]) -> NDArray[np.uint32]:
+    """ASCII or UTF-8 texts without NUL as rows of an array, filled up with NUL bytes to a number of words."""
+    encoded = [text.encode() for text in texts]
+    words = -(-max(map(len, encoded), default=0) // 4) or 1
+    return np.array(encoded, f"S{4 * words}").view(np.uint32).reshape(len(texts), words)
+
+
+def number_rows(
+    values: NDArray[np.float64], is_count: Sequence[bool], ndigits: int, leading: Leading = ()
+) -> list[bytes]:
+    """The lines of a table, in portions: what is leading, then the cells joined by commas, then the line end.
 
     Args:
         values: float64 of shape (rows, columns), at least one column.
         is_count: for each column, whether it is written as integers.
-        ndigits: see :func:`msmon_io._numbers.format_number`; at most :data:`MAX_DIGITS`.
+        ndigits: see :func:`msmon_io._numbers.format_number`; at most ``MAX_BULK_DIGITS``.
+        leading: what begins each row.
     """
     values = np.ascontiguousarray(values, np.float64)
     # A healthy run has columns of zeros, the counts of NaN: they become a part of the separators. Not -0.0.
     is_zero: NDArray[np.bool_] = np.logical_not(values.view(np.int64).any(axis=0))
-    zeros = ["0" if count else "0.0" for count in is_count]
-    if is_zero.all():
-        return [",".join(zeros)] * len(values)
-    start, separators = _separators(is_zero, zeros)
+    start, separators = _separators(is_zero, ["0" if count else "0.0" for count in is_count])
     counts = np.array(is_count)
     if is_zero.any():
         values, counts = values[:, ~is_zero], counts[~is_zero]
-    lines: list[str] = []
-    rows = max(1, _BLOCK_CELLS // values.shape[1])
+    pieces = [text_words([piece]) if isinstance(piece, str) else piece for piece in [*leading, start]]
+    rows = max(1, _BLOCK_CELLS // max(1, values.shape[1]))
+    blocks = []
     for first in range(0, len(values), rows):
-        block = _block(values[first : first + rows], counts, ndigits, separators)
-        lines += (start + block.translate(None, b"\0").decode("ascii")).split("\n")[:-1]
-    return lines
+        part = slice(first, first + rows)
+        block = _block(values[part], counts, ndigits, [p[part] if len(p) > 1 else p for p in pieces], separators)
+        blocks.append(block.translate(None, b"\0"))
+    return blocks
 
 
 def _separators(is_zero: NDArray[np.bool_], zeros: Sequence[str]) -> tuple[str, NDArray[np.uint32]]:
@@ -82,42 +92,51 @@ def _separators(is_zero: NDArray[np.bool_], zeros: Sequence[str]) -> tuple[str, 
             between[-1] += f"{cell},"
         else:
             between.append(",")
-    start = between[0]
-    # The last one ends the line and begins the next.
-    between[-1] = f"{between[-1][:-1]}\n{start}"
-    words = -(-max(map(len, between)) // 4)
-    return start, np.stack([np.frombuffer(text.encode().ljust(4 * words, b"\0"), np.uint32) for text in between[1:]])
+    between[-1] = f"{between[-1][:-1]}\n"
+    return between[0], text_words(between[1:])
 
 
 def _block(
-    values: NDArray[np.float64], is_count: NDArray[np.bool_], ndigits: int, separators: NDArray[np.uint32]
+    values: NDArray[np.float64],
+    is_count: NDArray[np.bool_],
+    ndigits: int,
+    leading: Sequence[NDArray[np.uint32]],
+    separators: NDArray[np.uint32],
 ) -> bytes:
     """The rows as text in which NUL bytes have no meaning."""
-    flat = values.ravel()
-    counts = np.broadcast_to(is_count, values.shape).ravel() if is_count.any() else None
+    begin = sum(piece.shape[1] for piece in leading)
+    rows, columns = values.shape
+    counts = np.broadcast_to(is_count, values.shape) if is_count.any() else None
     with np.errstate(invalid="ignore", over="ignore"):
-        whole, decimals, exponent, unsafe = _parts(flat, counts, ndigits)
+        flat_counts = None if counts is None else counts.ravel()
+        whole, decimals, exponent, unsafe = _parts(values.ravel(), flat_counts, ndigits)
+    whole, decimals, exponent = (part.reshape(values.shape) for part in (whole, decimals, exponent))
     single = {
-        i: (format_count(flat[i]) if counts is not None and counts[i] else format_number(float(flat[i]), ndigits))
-        for i in np.flatnonzero(unsafe).tolist()
+        (row, column): format_count(values[row, column])
+        if is_count[column]
+        else format_number(float(values[row, column]), ndigits)
+        for row, column in np.argwhere(unsafe.reshape(values.shape)).tolist()
     }
     groups = -(-(ndigits + 3) // 3)
-    leading = -(-len(str(whole.max())) // 3)
-    words = max(leading + groups + 1, -(-max(map(len, single.values()), default=0) // 4))
-    out = np.zeros((flat.size, words + separators.shape[1]), np.uint32)
-    _put_whole(out, whole, np.signbit(flat) if counts is None else np.signbit(flat) & ~counts, leading)
-    _put_decimals(out[:, leading:], decimals, exponent != 0, groups)
+    whole_groups = -(-len(str(whole.max(initial=0))) // 3)
+    words = max(whole_groups + groups + 1, -(-max(map(len, single.values()), default=0) // 4))
+    line = np.zeros((rows, begin + columns * (words + separators.shape[1])), np.uint32)
+    np.concatenate([np.broadcast_to(piece, (rows, piece.shape[1])) for piece in leading], axis=1, out=line[:, :begin])
+    out = line[:, begin:].reshape(rows, columns, words + separators.shape[1])
+    negative = np.signbit(values)
+    _put_whole(out, whole, negative if counts is None else negative & ~counts, whole_groups)
+    _put_decimals(out[..., whole_groups:], decimals, exponent != 0, groups)
     if exponent.any():
-        out[:, leading + groups] = _EXPONENT[exponent]
+        out[..., whole_groups + groups] = _EXPONENT[exponent]
     if counts is not None:
-        out[counts, leading : leading + groups + 1] = 0
-    _put_special(out, flat, words)
+        out[:, is_count, whole_groups:] = 0
+    _put_special(out, values, words)
     text = out.view(np.uint8)
-    for i, cell in single.items():
-        out[i, :words] = 0
-        text[i, : len(cell)] = np.frombuffer(cell.encode("ascii"), np.uint8)
-    out.reshape(*values.shape, -1)[:, :, words:] = separators
-    return out.tobytes()
+    for (row, column), cell in single.items():
+        out[row, column, :words] = 0
+        text[row, column, : len(cell)] = np.frombuffer(cell.encode("ascii"), np.uint8)
+    out[..., words:] = separators
+    return line.tobytes()
 
 
 Parts = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
@@ -181,7 +200,7 @@ def _put_whole(out: NDArray[np.uint32], whole: NDArray[np.int64], negative: NDAr
         rest = rest - number * unit
         is_first = (whole < unit * 1000) & ((whole >= unit) | (unit == 1))
         word = _LEADING[number + 1000 * negative]
-        out[:, column] = np.where(is_first, word, np.where(whole >= unit, _FULL[number], 0)) if groups > 1 else word
+        out[..., column] = np.where(is_first, word, np.where(whole >= unit, _FULL[number], 0)) if groups > 1 else word
 
 
 def _put_decimals(
@@ -195,12 +214,12 @@ def _put_decimals(
         number += 1000 * (rest == 0)
         if column == 0:
             number += 1000 * ((rest == 0) & has_exponent)
-        out[:, column] = _FIRST[number] if column == 0 else _REST[number]
+        out[..., column] = _FIRST[number] if column == 0 else _REST[number]
 
 
-def _put_special(out: NDArray[np.uint32], flat: NDArray[np.float64], words: int) -> None:
-    special = np.flatnonzero(~np.isfinite(flat))
-    if special.size:
-        value = flat[special]
+def _put_special(out: NDArray[np.uint32], values: NDArray[np.float64], words: int) -> None:
+    special = ~np.isfinite(values)
+    if special.any():
+        value = values[special]
         out[special, :words] = 0
         out[special, 0] = np.where(np.isnan(value), _NAN, np.where(value > 0, _INF, _MINUS_INF))

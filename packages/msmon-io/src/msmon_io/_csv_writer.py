@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msmon_io._cells import encode_cell
+from msmon_io._csv_lines import csv_lines, header
 from msmon_io._files import PathLike, append_whole, inside, write_whole
 from msmon_io._losses import Losses
-from msmon_io._numbers import COUNT_OPS, format_column
 from msmon_io._table import Table
 
-# Up to this size a file that grows is written anew beside the old one and takes its place, so that even `kill -9`
-# in the middle leaves whole lines. Beyond it that would cost more than it is worth: lines are appended, and a line
-# cut by a kill is passed over by the reader and removed by the next writer.
+if TYPE_CHECKING:
+    from msmon_io._row_starts import RowStarts
+
+# While it is this small, a file that grows is written anew beside the old one and takes its place, so that even
+# `kill -9` in the middle leaves whole lines. Beyond it that would cost a shared disk more than it is worth: lines are
+# appended, and a line cut by a kill is passed over by the reader and removed by the next writer.
 REWRITE_LIMIT = 4 << 20
+_REWRITE_STEPS = 16
 
 _DATA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -37,55 +41,6 @@ def record_name(data_type: str, step: int, step_count_per_record: int) -> str:
     """
     first = step - step % step_count_per_record
     return f"{check_data_type(data_type)}_{first}-{first + step_count_per_record - 1}.csv"
-
-
-def header(table: Table) -> str:
-    """The first line of the table's file, without the line end."""
-    micro = ["micro_step"] if table.micro_steps is not None else []
-    return ",".join(["vpp_stage", "name", "step", *micro, *map(encode_cell, table.ops)])
-
-
-def csv_lines(table: Table, ndigits: int) -> str:
-    """The table's rows as CSV lines, each with its line end, without the header."""
-    if not len(table):
-        return ""
-    names = map(encode_cell, table.names)
-    # What follows a row's name: the step is the same in all of them.
-    if table.micro_steps is None:
-        middles: Iterable[str] = itertools.repeat(f",{table.step},", len(table))
-    else:
-        middles = [f",{table.step},{micro_step}," for micro_step in table.micro_steps]
-    rows = zip(table.vpp_stages, names, middles, _cells_of_rows(table, ndigits), strict=True)
-    return "".join([f"{stage},{name}{middle}{cells}\n" for stage, name, middle, cells in rows])
-
-
-def _cells_of_rows(table: Table, ndigits: int) -> Iterable[str]:
-    """The statistics of each row, joined by commas."""
-    number_ops = table.number_ops
-    bulk = _bulk_lines(table, number_ops, ndigits)
-    if bulk is not None and not table.text:
-        return bulk
-    columns: Iterable[Iterable[str]]
-    if bulk is not None:
-        columns = zip(*[line.split(",") for line in bulk], strict=True)
-    else:
-        by_op = zip(number_ops, zip(*table.rows(), strict=True), strict=True)
-        columns = [format_column(values, op, ndigits) for op, values in by_op]
-    cells = dict(zip(number_ops, columns, strict=True))
-    cells |= {op: map(encode_cell, texts) for op, texts in table.text.items()}
-    return map(",".join, zip(*[cells[op] for op in table.ops], strict=True))
-
-
-def _bulk_lines(table: Table, number_ops: Sequence[str], ndigits: int) -> list[str] | None:
-    """The rows' numbers as text, if the values are a numpy array and the digits few enough; else None."""
-    if not number_ops or not type(table.values).__module__.startswith("numpy"):
-        return None
-    from msmon_io._bulk_numbers import MAX_DIGITS, number_lines
-
-    shape: tuple[int, ...] = table.values.shape  # type: ignore[union-attr]
-    if ndigits > MAX_DIGITS or shape != (len(table), len(number_ops)):
-        return None
-    return number_lines(table.values, [op in COUNT_OPS for op in number_ops], ndigits)  # type: ignore[arg-type]
 
 
 class CsvWriter:
@@ -115,8 +70,9 @@ class CsvWriter:
         self.step_count_per_record = step_count_per_record
         self.losses = Losses(part="csv")
         self._step: int | None = None
-        self._pending: dict[str, list[tuple[str, str, int]]] = {}
+        self._pending: dict[str, list[tuple[str, bytes, int]]] = {}
         self._headers: dict[str, str] = {}
+        self._row_starts: dict[str, RowStarts] = {}
 
     def write(self, table: Table) -> None:
         """Take the rows of one data type at one step."""
@@ -129,7 +85,7 @@ class CsvWriter:
             return
         try:
             name = record_name(table.data_type, table.step, self.step_count_per_record)
-            rows = (header(table), csv_lines(table, self.ndigits), len(table))
+            rows = (header(table), csv_lines(table, self.ndigits, self._row_starts), len(table))
         except (ValueError, TypeError) as error:
             self.losses.add(len(table), error, f"{table.data_type} of step {table.step}")
         else:
@@ -143,7 +99,7 @@ class CsvWriter:
                 first_line = parts[0][0]
                 if any(part[0] != first_line for part in parts):
                     raise ValueError("the tables of one step have different columns")
-                self._commit(name, first_line, "".join([lines for _, lines, _ in parts]).encode())
+                self._commit(name, first_line, b"".join([lines for _, lines, _ in parts]))
             except (OSError, ValueError) as error:
                 self.losses.add(sum(rows for _, _, rows in parts), error, str(self.run_dir / name))
 
@@ -159,7 +115,7 @@ class CsvWriter:
             write_whole(path, first_line.encode() + b"\n", data)
         elif known != first_line:
             raise ValueError(f"the file has the columns {known}, these rows have {first_line}: use a new run directory")
-        elif path.stat().st_size <= REWRITE_LIMIT:
+        elif path.stat().st_size <= min(REWRITE_LIMIT, _REWRITE_STEPS * len(data)):
             write_whole(path, path.read_bytes(), data)
         else:
             append_whole(path, data)

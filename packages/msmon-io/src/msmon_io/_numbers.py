@@ -7,6 +7,9 @@ from collections.abc import Sequence
 COUNT_OPS = frozenset({"nans", "infs"})
 """Columns that are counts and so are written as integers."""
 
+MAX_BULK_DIGITS = 13
+"""Up to here `msmon_io._bulk_numbers` has enough spare bits to see whether rounding is safe."""
+
 # 17 significant digits tell every float64 apart; asking for more would print the binary representation's noise.
 _ROUND_TRIP_DIGITS = 17
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from msmon_hooks import StepEnd, TensorRef
 
 logger = logging.getLogger("msmon")
 
+SECONDS_BETWEEN_SAVES = 60.0
+"""A killed run can be resumed with histories that are at most so old."""
 LINES_A_STEP = 10
 """How many alerts of a step are logged; the rest are counted."""
 
@@ -27,6 +30,7 @@ class Alerts:
         config: the rules, and whether anomalies are written down.
         directory: where ``anomaly.json`` of this rank goes.
         append: continue an existing file (resumed training).
+        state_file: where the rules' histories are kept; they are restored from it with ``append``.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Alerts:
         rank: int,
         directory: Path,
         append: bool,
+        state_file: Path | None = None,
         pp_stage: int = 0,
         group_mates: Sequence[int] = (),
     ) -> None:
@@ -45,7 +50,26 @@ class Alerts:
         self._pp_stage = pp_stage
         self._group_mates = list(group_mates) or [rank]
         self._monitor = msmon_alert.Monitor(msmon_alert.rules_from_config(config.rule_dicts()))
-        self._file = msmon_alert.AnomalyFile(directory, append=append) if config.dump else None
+        self._file: msmon_alert.AnomalyFile | None = None
+        self._unwritten = 0
+        self._state_file = state_file
+        self._saved_at = time.monotonic()
+        if config.dump:
+            self._open(directory, append)
+        if append and state_file is not None and state_file.exists():
+            self._restore(state_file)
+
+    def _open(self, directory: Path, append: bool) -> None:
+        try:
+            self._file = msmon_alert.AnomalyFile(directory, append=append)
+        except (OSError, ValueError) as error:
+            logger.error("anomalies are logged, but not written to %s: %s", directory, error)
+
+    def _restore(self, state_file: Path) -> None:
+        try:
+            self._monitor.load_state_dict(msmon_alert.load_state(state_file))
+        except (OSError, ValueError) as error:
+            logger.error("the rules begin without history, %s cannot be used: %s", state_file, error)
 
     def observe(
         self, event: StepEnd, refs: Sequence[TensorRef], values: NDArray[np.float64], stats: Sequence[str]
@@ -76,7 +100,28 @@ class Alerts:
         if len(alerts) > LINES_A_STEP:
             logger.warning("step %d: %d more anomalies", event.step, len(alerts) - LINES_A_STEP)
         if self._file is not None and alerts:
-            self._file.write([self._record(event, rows[alert.index], alert) for alert in alerts])
+            self._write([self._record(event, rows[alert.index], alert) for alert in alerts])
+        if time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
+            self._save()
+
+    def _write(self, records: list[dict[str, object]]) -> None:
+        assert self._file is not None
+        try:
+            self._file.write(records)
+        except OSError as error:
+            if not self._unwritten:
+                logger.error("%s: anomalies are not written, training goes on: %s", self._file.path, error)
+            self._unwritten += len(records)
+
+    def _save(self) -> None:
+        self._saved_at = time.monotonic()
+        if self._state_file is None:
+            return
+        try:
+            msmon_alert.save_state(self._monitor.state_dict(), self._state_file)
+        except OSError as error:
+            logger.error("the rules' histories are not saved for a resumed run: %s", error)
+            self._state_file = None
 
     def _record(self, event: StepEnd, ref: TensorRef, alert: msmon_alert.Alert) -> dict[str, object]:
         return msmon_alert.anomaly_record(
@@ -90,9 +135,12 @@ class Alerts:
         )
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Nothing more will come: save the histories and report what could not be written."""
+        self._save()
         if self._file is not None:
             self._file.close()
+        if self._unwritten:
+            logger.error("%d anomalies could not be written", self._unwritten)
 
 
 def _micro_step(event: StepEnd, ref: TensorRef) -> int:

@@ -41,6 +41,6 @@ def write_stacks(run_dir: Path, stacks: Mapping[str, str]) -> None:
     """
     path = run_dir / "stack_info.csv"
     try:
-        msmon_io.write_text_table(path, ("module_name", "stack_info"), list(stacks.items()), root=run_dir)
+        msmon_io.write_text_csv(path, ("module_name", "stack_info"), list(stacks.items()), root=run_dir)
     except Exception as error:
         logger.error("%s was not written, training goes on: %s", path, error)

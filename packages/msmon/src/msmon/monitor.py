@@ -4,46 +4,51 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from attrs import evolve
 
 import msmon_alert
 from msmon import config as configuration
-from msmon.alerts import Alerts
-from msmon.collector import Buffer, CollectedStep, Collector, NoObserver
-from msmon.first_step import write_stacks, write_structure
-from msmon.outputs import make_run_dir, make_writers
-from msmon.pipeline import Pipeline
-from msmon.requests import ends_program, make_request
-from msmon.run_info import run_info
-from msmon.tables import TEXT_OPS, number_ops
-from msmon_hooks import Clock, Coverage, Request, Schedule
-from msmon_stats import summarize_many
+from msmon.collector import Buffer, NoObserver
+from msmon.config import Config, DynamicSwitch, Period
+from msmon.current_gradients import Metrics, current_gradients
+from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
+from msmon.outputs import make_run_dir
+from msmon.requests import ends_program
+from msmon.session import Place, Session
+from msmon_hooks import Clock, Coverage, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
 
-Metrics = dict[str, dict[str, Any]]
+_NEVER = Schedule(collect_times=0)
 
 
-class BaseTrainerMon(ABC):
+class BaseTrainerMon(DeprecatedCalls, ABC):
     """Watches a training. See the framework's own class for how to use it.
+
+    With ``DYNAMIC_MONITOR=True`` in the environment, collection starts and stops with edits of the configuration
+    file while the training runs.
 
     Args:
         config_file_path: the configuration file.
         process_group: the pipeline-parallel group; only used to order anomalies.
         params_have_main_grad: read ``param.main_grad`` where it exists, else ``param.grad``.
+        opt_ty: of old scripts; ignored.
 
     Raises:
-        msmon.config.ConfigError: the file is missing, unreadable or wrong; the message lists every problem.
+        msmon.config.ConfigError: the file is missing, unreadable or wrong; the message lists every problem. Not in
+            dynamic mode, where the file may come later.
         OSError: the output directory cannot be created.
     """
 
     framework: str
     """Import name of the framework."""
-    optimizer_method: str = "step"
-    """The method of an optimizer that updates the weights."""
+    optimizer_methods: tuple[str, ...] = ("step",)
+    """The methods of an optimizer that may update the weights; one of them must be there."""
 
     def __init__(
         self,
@@ -52,22 +57,29 @@ class BaseTrainerMon(ABC):
         params_have_main_grad: bool = True,
         opt_ty: Any = None,
     ) -> None:
-        self._config = configuration.load_config(config_file_path, check_rules=msmon_alert.rules_from_config)
-        for warning in self._config.warnings:
-            logger.warning("%s: %s", self._config.source, warning)
+        if opt_ty is not None:
+            warn_deprecated("opt_ty", "leave it out, the optimizer is found by looking at it")
+        self._path = config_file_path
         self._process_group = process_group
         self._dp_group: Any = None
         self._tp_group: Any = None
         self._main_grad = params_have_main_grad
-        self._ops = tuple(self._config.ops)
         self._rank = self._find_rank()
-        self._active = not self._config.module_ranks or self._rank in self._config.module_ranks
         self._output_dir = configuration.output_dir()
-        self._run_dir = make_run_dir(self._config, self._output_dir, self._rank) if self._active else None
+        self._dynamic = configuration.dynamic_mode()
+        self._config = Config()
+        self._run_dir: Path | None = None
+        if not self._dynamic:
+            self._config = configuration.load_config(config_file_path, check_rules=msmon_alert.rules_from_config)
+            for warning in self._config.warnings:
+                logger.warning("%s: %s", self._config.source, warning)
+            self._run_dir = self._new_run_dir(self._config)
+        self._switch: DynamicSwitch | None = None
+        self._period: Period | None = None
         self._attachment: Any = None
-        self._clock: Clock | None = None
-        self._pipeline: Pipeline | None = None
-        self._finish: weakref.finalize[..., Any] | None = None
+        self._clock = Clock(schedule=_NEVER)
+        self._session: Session | None = None
+        self._waiting: Config | None = None
 
     # What a framework adds
 
@@ -97,9 +109,13 @@ class BaseTrainerMon(ABC):
 
     @abstractmethod
     def _attach(
-        self, models: Sequence[Any], optimizer: Any, request: Request, clock: Clock, observer: Any, coverage: Coverage
+        self, models: Sequence[Any], optimizer: Any, clock: Clock, request: Request | None, observer: Any, coverage: Any
     ) -> Any:
-        """Hook the models and the optimizer; the result has ``close``, ``retire``, ``describe`` and ``engine``."""
+        """Hook the models and the optimizer, and call :meth:`_after_step` when a step is over.
+
+        The result has ``close()``, ``retire()`` (from inside a step), ``reattach(request, observer, coverage)`` (read
+        something else from now on, nothing for None), ``describe()``, ``engine`` and ``weight_hooks``.
+        """
 
     # The documented API
 
@@ -129,37 +145,32 @@ class BaseTrainerMon(ABC):
         models = self._find_models(model)
         _check_integer("grad_acc_steps", grad_acc_steps, 1)
         _check_integer("start_iteration", start_iteration, 0)
-        if not callable(getattr(optimizer, self.optimizer_method, None)):
-            raise TypeError(
-                f"set_monitor: optimizer must have a method {self.optimizer_method}(), got {type(optimizer).__name__}"
-            )
-        if self._attachment is not None:
-            self._detach()
+        if not any(callable(getattr(optimizer, method, None)) for method in self.optimizer_methods):
+            methods = " or ".join(f"{method}()" for method in self.optimizer_methods)
+            raise TypeError(f"set_monitor: optimizer must have a method {methods}, got {type(optimizer).__name__}")
+        self.close()
         self._dp_group, self._tp_group = dp_group, tp_group
-        config = self._config
-        schedule = Schedule(
-            start_step=config.start_step, step_interval=config.step_interval, collect_times=config.collect_times
-        )
-        self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=schedule)
-        coverage = Coverage()
-        if not self._active:
-            if ends_program(config):
-                # The program ends on all ranks, or those that go on would wait for this one's peers for ever.
-                ending = Request(ends_program=True)
-                self._attachment = self._attach(models, optimizer, ending, self._clock, NoObserver(), coverage)
-            return
-        pipeline = self._make_pipeline(coverage)
-        collector = Collector(self._make_buffer(), config.eps, self._on_step, owner=self)
-        self._pipeline = pipeline
-        self._finish = weakref.finalize(self, pipeline.finish)
-        try:
-            self._attachment = self._attach(models, optimizer, self._request(), self._clock, collector, coverage)
-        except BaseException:
-            self._finish.detach()
-            raise
-        pipeline.run_info["engine"] = self._attachment.engine
-        pipeline.run_info["tensors"] = self._attachment.describe()
-        pipeline.begin()
+        self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=_NEVER)
+        if self._dynamic:
+            self._attachment = self._attach(models, optimizer, self._clock, None, NoObserver(), Coverage())
+            rules = msmon_alert.rules_from_config
+            size = self._find_world_size()
+            self._switch = DynamicSwitch(self._path, rank=self._rank, world_size=size, check_rules=rules)
+            self._switch.begin(start_iteration)
+        elif self._monitored(self._config):
+            self._clock.reschedule(_schedule(self._config, self._config.start_step))
+            session = self._new_session(self._config, self._run_dir or self._new_run_dir(self._config))
+            self._run_dir = None
+            request = session.request(main_grad=self._main_grad, groups=self._groups())
+            args = (models, optimizer, self._clock, request, session.collector, session.coverage)
+            self._attachment = self._attach(*args)
+            self._session = session
+            session.begin(self._attachment)
+        elif ends_program(self._config):
+            # The program ends on all ranks, or those that go on would wait for this one's peers for ever.
+            self._clock.reschedule(_schedule(self._config, self._config.start_step))
+            request = Request(ends_program=True)
+            self._attachment = self._attach(models, optimizer, self._clock, request, NoObserver(), Coverage())
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Statistics of the current weight gradients, reduced and unreduced, anywhere in the program.
@@ -170,36 +181,41 @@ class BaseTrainerMon(ABC):
         Returns:
             Two dictionaries, ``"0:fc1.weight/rank0/grad_reduced"`` to ``{"norm": 0.12, ...}``.
         """
-        if self._pipeline is None or self._attachment is None or not self._config.wg_distribution:
+        if self._session is None or not self._session.config.wg_distribution:
             return {}, {}
-        current = self._current_gradients()
-        if current:
-            return current
-        self._pipeline.drain()
-        return self._pipeline.metrics("grad_reduced"), self._pipeline.metrics("grad_unreduced")
+        hooks = self._attachment.weight_hooks if self._attachment is not None and self._clock.in_step else None
+        current = current_gradients(hooks, self._session.config, self._rank) if hooks is not None else None
+        return current or (self._metrics("grad_reduced"), self._metrics("grad_unreduced"))
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
-        """Statistics of the activations and of their gradients, of the step so far; between two steps those of the
-        last one. Waits for the device."""
-        if self._pipeline is None:
-            return {}, {}
-        self._pipeline.drain()
-        return self._pipeline.metrics("actv"), self._pipeline.metrics("actv_grad")
+        """Statistics of the activations and of their gradients, of the last step. Waits for the device."""
+        return self._metrics("actv"), self._metrics("actv_grad")
 
     @property
     def ops(self) -> list[str]:
-        """The statistics; they may be changed while training, from the next step on."""
-        return list(self._ops)
+        """The statistics; they may be changed while training, from the next step on, in a new run directory."""
+        return list((self._waiting or self._config).ops)
 
     @ops.setter
     def ops(self, ops: Sequence[str]) -> None:
-        self._ops = configuration.parse_config({"ops": list(ops)}, "ops").ops
-        if self._pipeline is not None:
-            self._pipeline.set_ops(self._ops)
+        self.change_config(ops=configuration.parse_config({"ops": list(ops)}, "ops").ops)
+
+    def change_config(self, **fields: Any) -> None:
+        """Put other values of the configuration's fields into force, from the next step on."""
+        self._waiting = evolve(self._waiting or self._config, **fields)
+        if not self._clock.in_step:
+            self._apply_waiting()
 
     def close(self) -> None:
         """Write what is pending and take every hook off; harmless when called again."""
-        self._detach()
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.close()
+        if self._switch is not None:
+            self._switch.close()
+        if self._session is not None:
+            self._session.finish()
+        self._switch = self._period = None
 
     def __enter__(self) -> BaseTrainerMon:
         return self
@@ -209,90 +225,77 @@ class BaseTrainerMon(ABC):
 
     # The rest
 
-    def _detach(self) -> None:
-        attachment, self._attachment = self._attachment, None
-        if attachment is not None:
-            attachment.close()
-        if self._finish is not None:
-            self._finish()
+    def _monitored(self, config: Config) -> bool:
+        return not config.module_ranks or self._rank in config.module_ranks
 
-    def _make_pipeline(self, coverage: Coverage) -> Pipeline:
-        config = self._config
-        stages = self._group_ranks(self._process_group)
-        stage = stages.index(self._rank) if self._rank in stages else 0
-        info = run_info(config, framework=self.framework, rank=self._rank, world_size=self._find_world_size())
-        info["pp_stage"] = stage
+    def _new_run_dir(self, config: Config) -> Path | None:
+        return make_run_dir(config, self._output_dir, self._rank) if self._monitored(config) else None
+
+    def _new_session(self, config: Config, run_dir: Path | None) -> Session:
         groups = {"pipeline": self._process_group, "data": self._dp_group, "tensor": self._tp_group}
-        info["parallel"] = {name: list(self._group_ranks(group)) for name, group in groups.items()}
-        alerts = None
-        if config.alert.rules:
-            alerts = Alerts(
-                config.alert,
-                rank=self._rank,
-                directory=self._output_dir / "anomaly_detected" / f"rank{self._rank}",
-                append=bool(config.append_output),
-                pp_stage=stage,
-                group_mates=stages,
-            )
-        return Pipeline(
+        place = Place(
+            framework=self.framework,
             rank=self._rank,
-            ops=self._ops,
-            writers=make_writers(config, self._run_dir, self._rank),
-            alerts=alerts,
-            coverage=coverage,
-            run_dir=self._run_dir,
-            run_info=info,
+            world_size=self._find_world_size(),
+            output_dir=self._output_dir,
+            pipeline_ranks=self._group_ranks(self._process_group),
+            parallel={name: list(self._group_ranks(group)) for name, group in groups.items()},
         )
+        return Session(config, place, run_dir, self._make_buffer(), owner=self)
 
-    def _on_step(self, collected: CollectedStep) -> None:
-        assert self._pipeline is not None
-        assert self._clock is not None
-        self._pipeline.submit(collected)
-        if self._clock.exhausted and self._attachment is not None:
+    def _metrics(self, data_type: str) -> Metrics:
+        if self._session is None:
+            return {}
+        self._session.pipeline.drain()
+        return self._session.pipeline.metrics(data_type)
+
+    def _after_step(self, event: StepEnd) -> None:
+        """A step is over: what is in force for the next one?"""
+        if self._switch is not None:
+            period = self._switch.after_step(event.step)
+            if period is not self._period:
+                self._period, self._waiting = period, None
+                self._change_session(period.config if period is not None else None)
+                if period is not None:
+                    self._clock.reschedule(_schedule(period.config, period.first_step))
+        elif self._clock.exhausted and self._attachment is not None and self._session is not None:
             self._attachment.retire()
+            self._session.finish()
+        if self._waiting is not None:
+            self._apply_waiting()
 
-    def _request(self) -> Request:
-        return make_request(
-            self._config,
-            main_grad=self._main_grad,
-            groups=self._groups(),
-            on_structure=self._on_structure,
-            on_stacks=self._on_stacks,
-        )
+    def _apply_waiting(self) -> None:
+        config, self._waiting = self._waiting, None
+        if config is not None and self._session is not None and self._attachment is not None:
+            self._change_session(config)
+        elif config is not None:
+            self._config = config
 
-    def _on_structure(self, document: dict[str, Any]) -> None:
-        write_structure(self._output_dir, self._rank, document)
-
-    def _on_stacks(self, stacks: dict[str, str]) -> None:
-        if self._pipeline is not None and self._run_dir is not None:
-            self._pipeline.run_later(write_stacks, self._run_dir, stacks)
-
-    def _current_gradients(self) -> tuple[Metrics, Metrics] | None:
-        """The gradients as they stand now, where a backward has run since the last step."""
-        assert self._clock is not None
-        hooks = self._attachment.weight_hooks
-        if hooks is None or not self._clock.in_step:
-            return None
-        weights, gradients = zip(*hooks.current_gradients(), strict=True) if hooks.current_gradients() else ((), ())
-        if not weights:
-            return None
-        ops = number_ops(self._ops)
-        metrics: list[Metrics] = []
-        for data_type in ("grad_reduced", "grad_unreduced"):
-            statistics = summarize_many(gradients, ops, self._config.eps)
-            metrics.append(
-                {
-                    f"{weight.vpp_stage}:{weight.name}/rank{self._rank}/{data_type}": {
-                        op: _texts(gradient)[op] if op in TEXT_OPS else values[op] for op in self._ops
-                    }
-                    for weight, gradient, values in zip(weights, gradients, statistics, strict=True)
-                }
-            )
-        return metrics[0], metrics[1]
+    def _change_session(self, config: Config | None) -> None:
+        """Collect by another configuration from now on; None: collect nothing."""
+        if self._session is not None:
+            self._session.finish()
+        session = None
+        try:
+            if config is not None and self._monitored(config):
+                session = self._new_session(config, self._new_run_dir(config))
+                request = session.request(main_grad=self._main_grad, groups=self._groups())
+                self._attachment.reattach(request, session.collector, session.coverage)
+                session.begin(self._attachment)
+            else:
+                self._clock.reschedule(_NEVER)
+                self._attachment.reattach(None, NoObserver(), Coverage())
+        except Exception as error:
+            logger.error("nothing is collected, training goes on: %s: %s", type(error).__name__, error)
+            self._clock.reschedule(_NEVER)
+            self._attachment.reattach(None, NoObserver(), Coverage())
+            session = None
+        self._session = session or self._session
+        self._config = config or self._config
 
 
-def _texts(tensor: Any) -> dict[str, str]:
-    return {"shape": str(list(tensor.shape)), "dtype": str(tensor.dtype)}
+def _schedule(config: Config, first_step: int) -> Schedule:
+    return Schedule(start_step=first_step, step_interval=config.step_interval, collect_times=config.collect_times)
 
 
 def _check_integer(name: str, value: object, lowest: int) -> None:

@@ -14,11 +14,11 @@ import msmon_io
 from msmon.alerts import Alerts
 from msmon.collector import CollectedStep
 from msmon.heat_maps import PictureWriter, draw, histograms
-from msmon.outputs import JsonFile, Writer
+from msmon.outputs import JsonFile
 from msmon.partials import PartialsWriter
 from msmon.tables import StepRows, step_rows, tables
 from msmon_hooks import ADAM_HISTOGRAM, Coverage, Part
-from msmon_io import Table
+from msmon_io import Table, Writer
 
 logger = logging.getLogger("msmon")
 
@@ -86,10 +86,6 @@ class Pipeline:
     def drain(self) -> None:
         """Wait for the steps that were handed over."""
         self._background.drain()
-
-    def set_ops(self, ops: Sequence[str]) -> None:
-        """Use other statistics from the next step on."""
-        self._background.submit(setattr, self, "_ops", tuple(ops))
 
     def _process(self, collected: CollectedStep) -> None:
         event = collected.event

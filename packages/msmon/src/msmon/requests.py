@@ -9,6 +9,7 @@ from typing import Any
 from msmon.config import CcConfig, Config
 from msmon.heat_maps import EDGES
 from msmon_hooks import CollectiveRequest, Feature, Request, Selector, Target, Targets
+from msmon_stats import features
 
 
 def make_request(
@@ -39,7 +40,7 @@ def make_request(
         main_grad=main_grad,
         groups=groups,
         short_names=config.squash_name,
-        sign_agreement=_sign_agreement if config.mg_direction else None,
+        sign_agreement=features.sign_agreement if config.mg_direction else None,
         adam_histograms=_adam_histograms if config.ur_distribution and "tensorboard" in config.format else None,
         l2_features=_l2_features(config) if config.recording_l2_features else {},
         on_structure=on_structure if config.print_struct else None,
@@ -72,8 +73,6 @@ def make_targets(config: Config) -> Targets:
 
 
 def _l2_features(config: Config) -> dict[str, Feature]:
-    from msmon_stats import features
-
     compute: dict[str, Callable[..., Any]] = {
         "attention_hook": partial(features.attention_features, layout=config.sa_order),
         "linear_hook": features.linear_features,
@@ -87,13 +86,5 @@ def _l2_features(config: Config) -> dict[str, Feature]:
     }
 
 
-def _sign_agreement(gradient: Any, momentum: Any) -> Any:
-    from msmon_stats import features
-
-    return features.sign_agreement(gradient, momentum)
-
-
 def _adam_histograms(exp_avg: Any, exp_avg_sq: Any, *, step: Any, betas: tuple[float, float], eps: float) -> Any:
-    from msmon_stats import features
-
     return features.adam_histograms(exp_avg, exp_avg_sq, EDGES, step=step, betas=betas, eps=eps)

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import evolve
 from torch import nn
 
-from msmon_hooks._events import Observer
+from msmon_hooks._events import Observer, StepEnd
+from msmon_hooks.activation_gradients import ActivationGradients
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part, logger
+from msmon_hooks.hooks import Hook
+from msmon_hooks.l2_hooks import L2Hooks
+from msmon_hooks.module_stacks import StackHooks
+from msmon_hooks.module_structs import StructureHooks
+from msmon_hooks.modules import ModuleHooks
+from msmon_hooks.momentum import DIRECTION, MomentumHooks
+from msmon_hooks.parameters import Weight, split_by_request
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import Request
 from msmon_hooks.short_names import ShortNames
-from msmon_hooks.torch.activation_gradients import ActivationGradients
+from msmon_hooks.torch.adam import AdamGroups
 from msmon_hooks.torch.collectives import CollectiveHooks
+from msmon_hooks.torch.collectives.writes import writes
+from msmon_hooks.torch.directions import agreement
+from msmon_hooks.torch.framework import TORCH
 from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.groups import Groups
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.l2_features import L2Hooks
 from msmon_hooks.torch.loss_scale import LossScale
 from msmon_hooks.torch.model_changes import ModelChanges
 from msmon_hooks.torch.module_calls import ModuleCalls
-from msmon_hooks.torch.module_stacks import StackHooks
-from msmon_hooks.torch.module_structs import StructureHooks
-from msmon_hooks.torch.modules import ModuleHooks
-from msmon_hooks.torch.momentum import DIRECTION, MomentumHooks
 from msmon_hooks.torch.named_modules import named_modules
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
-from msmon_hooks.torch.parameters import Weight, split_by_request
-from msmon_hooks.torch.training_forwards import TrainingForwards
-from msmon_hooks.torch.weights import WeightHooks, WeightParts
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
+from msmon_hooks.training_forwards import TrainingForwards
+from msmon_hooks.weights import WeightHooks, WeightParts
 
 
 class Attachment:
@@ -61,10 +65,11 @@ class Attachment:
         self,
         models: Sequence[nn.Module],
         optimizer: Any,
-        request: Request,
+        request: Request | None,
         clock: Clock,
         observer: Observer,
         coverage: Coverage,
+        after_step: Callable[[StepEnd], None] | None = None,
     ) -> None:
         self.registrations = Registrations()
         self.step_registrations = Registrations()
@@ -73,15 +78,12 @@ class Attachment:
         self.loss_scale: LossScale
         self.forwards: TrainingForwards
         self._models = list(models)
-        self._request = request
         self._clock = clock
-        self._observer = observer
-        self._coverage = coverage
+        self._after_step = after_step
         self._parts: dict[str, Part] = {}
         self._calls = ModuleCalls()
-        self._module_names = ShortNames(enabled=request.short_names)
-        self._weight_names = ShortNames(enabled=request.short_names)
         self._weight_registrations = Registrations()
+        self._take(request, observer, coverage)
         self._modules: ModuleHooks | None = None
         self._momentum: MomentumHooks | None = None
         self._features: L2Hooks | None = None
@@ -93,17 +95,48 @@ class Attachment:
         self.weights = self._source.weights()
         """Every parameter of the model, also those that are not monitored."""
 
+    def _take(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
+        self._idle = request is None
+        self._request = request or Request()
+        self._observer = observer
+        self._coverage = coverage
+        self._module_names = ShortNames(enabled=self._request.short_names)
+        self._weight_names = ShortNames(enabled=self._request.short_names)
+
     def describe(self) -> list[dict[str, Any]]:
         """Name, shape, dtype and parts of every parameter, as ``run.json`` has them."""
         return [self._source.describe(weight) for weight in self._shortened(self.weights)]
 
     def close(self) -> None:
         """Take every hook and patch off; harmless when called again."""
-        self.registrations.close()
+        self._unhook()
         self.step_registrations.close()
+        self._models.clear()
+
+    def _unhook(self) -> None:
+        self.registrations.close()
         self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
         self._first_step.clear()
-        self._models.clear()
+
+    def reattach(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
+        """Read something else from now on; None: nothing, and only the optimizer's step is still noticed.
+
+        It may be called between two steps and from inside of ``after_step``.
+
+        Raises:
+            Exception: whatever hooking raises; the hooks that were set are taken off before.
+        """
+        self._unhook()
+        # What failed before is tried again; the part that notices steps goes on.
+        self._parts = {"steps": self._part("steps")}
+        self._take(request, observer, coverage)
+        self._source = self._find_source(self._source.optimizer)
+        self.weights = self._source.weights()
+        try:
+            self._hook()
+        except BaseException:
+            self._unhook()
+            raise
 
     def begin_micro_step(self) -> None:
         """A training forward begins, in a loop that calls parts of the model instead of the model."""
@@ -125,18 +158,25 @@ class Attachment:
 
     def attach(self) -> None:
         """Put the hooks on."""
+        steps = OptimizerSteps(self._part("steps"), self._step_begins, self._evaluated, self._step_ends)
+        self.loss_scale = LossScale(self._source.optimizer, lambda: steps.count, self._step_skipped)
+        self.loss_scale.attach(self.step_registrations)
+        self._hook()
+        steps.attach(self._source.optimizer, self.step_registrations)
+
+    def _hook(self) -> None:
+        """Put on everything but what notices the optimizer's steps."""
+        self._says_so = False
+        if self._idle:
+            return
         owned = self.registrations
         owned.callback(self._calls.close)
         owned.callback(self._weight_registrations.close)
         # An engine may consume its gradients in the middle of the step, and says so itself.
-        says_so = self._source.attach_update(self._gradients_ready, owned)
-        evaluated = (lambda: None) if says_so else self._gradients_ready
-        steps = OptimizerSteps(self._part("steps"), self._step_begins, evaluated, self._step_ends)
-        forwards = self.forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
+        self._says_so = self._source.attach_update(self._gradients_ready, owned)
+        forwards = self.forwards = TrainingForwards(TORCH, self._models, self._clock, self._part("steps"))
         owned.callback(forwards.close)
         forwards.attach(self._calls)
-        self.loss_scale = LossScale(self._source.optimizer)
-        self.loss_scale.attach(owned, lambda: steps.count, self._step_skipped)
         changes = ModelChanges(self._models, self._source.optimizer, self._model_changed)
         owned.callback(changes.close)
         forwards.before_sampled.append(changes.check)
@@ -149,13 +189,17 @@ class Attachment:
         self._hook_collectives()
         self._hook_weights()
         self._report_unmatched()
-        steps.attach(self._source.optimizer, self.step_registrations)
 
     # Modules
 
     def _make_module_hooks(self, forwards: TrainingForwards) -> None:
         request, owned = self._request, self.registrations
-        common = {"clock": self._clock, "observer": self._observer, "coverage": self._coverage}
+        common: dict[str, Any] = {
+            "framework": TORCH,
+            "clock": self._clock,
+            "observer": self._observer,
+            "coverage": self._coverage,
+        }
         if request.activations or request.activation_gradients:
             gradients = None
             if request.activation_gradients:
@@ -211,6 +255,8 @@ class Attachment:
             self._hook_weights()
 
     def _hook_collectives(self) -> None:
+        if self._modules is not None:
+            writes.watch(self.registrations)
         if self._request.collectives is not None:
             self._collectives = CollectiveHooks(
                 self._request.collectives,
@@ -246,6 +292,7 @@ class Attachment:
             self.weight_hooks.attach(self._weight_registrations)
         if request.sign_agreement is not None or histograms:
             self._momentum = MomentumHooks(
+                framework=TORCH,
                 weights=taken,
                 source=self._source,
                 clock=self._clock,
@@ -253,13 +300,15 @@ class Attachment:
                 coverage=self._coverage,
                 directions=self._part("agreement of gradient and momentum"),
                 histograms=self._part("histograms of Adam's update"),
-                sign_agreement=request.sign_agreement,
+                sign_agreement=None if request.sign_agreement is None else agreement(request.sign_agreement),
                 adam_histograms=request.adam_histograms,
+                settings=lambda optimizer: AdamGroups(optimizer).settings,
             )
 
     def _make_weight_hooks(self, weights: list[Weight]) -> WeightHooks:
         request = self._request
         return WeightHooks(
+            framework=TORCH,
             weights=weights,
             source=self._source,
             clock=self._clock,
@@ -296,9 +345,16 @@ class Attachment:
     # Steps
 
     def _step_begins(self) -> None:
+        if self._clock.sampled:
+            # A root that was compiled meanwhile calls no hook that could have noticed.
+            self._calls.refresh()
         for hooks in (self.weight_hooks, self._momentum, self._features):
             if hooks is not None:
                 hooks.step_begins()
+
+    def _evaluated(self) -> None:
+        if not self._says_so:
+            self._gradients_ready()
 
     def _gradients_ready(self) -> None:
         self._clock.gradients_ready()
@@ -329,7 +385,10 @@ class Attachment:
         for deliver in deliveries:
             if deliver is not None:
                 steps.run(deliver)
-        if self._request.ends_program and event.sampled:
+        ends_program = self._request.ends_program and event.sampled
+        if self._after_step is not None:
+            steps.run(self._after_step, event)
+        if ends_program:
             raise SystemExit(0)
 
     def _step_skipped(self) -> None:
@@ -374,25 +433,27 @@ class _CloseOnForward(Hook):
 def attach(
     models: Sequence[nn.Module],
     optimizer: Any,
-    request: Request,
+    request: Request | None,
     clock: Clock,
     observer: Observer,
     coverage: Coverage,
+    after_step: Callable[[StepEnd], None] | None = None,
 ) -> Attachment:
     """Hook the model chunks and the optimizer.
 
     Args:
         models: the model, or the chunks of a virtual pipeline in order.
         optimizer: any object with a ``step`` method; wrappers are unwrapped.
-        request: what to read.
+        request: what to read; None: nothing yet, only notice the optimizer's steps.
         clock: is told of steps and micro-steps, and says which steps are sampled.
         observer: receives the tensors.
         coverage: is told what to expect.
+        after_step: called when a step is over and the observer has been told.
 
     Raises:
         Exception: whatever hooking raises; all hooks that were set are taken off before.
     """
-    attachment = Attachment(models, optimizer, request, clock, observer, coverage)
+    attachment = Attachment(models, optimizer, request, clock, observer, coverage, after_step)
     try:
         attachment.attach()
     except BaseException:

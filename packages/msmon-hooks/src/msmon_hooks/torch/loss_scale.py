@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,28 +22,30 @@ class LossScale:
 
     Args:
         optimizer: the monitored one.
+        stepped: how many steps of it were seen so far.
+        skipped: called when a scaler's ``step`` has not called the monitored optimizer's.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
         self.used = False
         """Whether a scaler was seen."""
+        self.stepped = stepped
+        self.skipped = skipped
         self._optimizer = optimizer
         self._scaler: Any = None
 
-    def attach(self, registrations: Registrations, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
-        """Wrap the scalers' methods.
-
-        Args:
-            registrations: takes the wrappers off again.
-            stepped: how many steps of the optimizer were seen so far.
-            skipped: called when a scaler's ``step`` has not called the monitored optimizer's.
-        """
+    def attach(self, registrations: Registrations) -> None:
+        """Wrap the scalers' methods; ``registrations`` takes the wrappers off again."""
+        patches = Registrations()
         for scaler in _scaler_classes():
             if "scale" in vars(scaler):
-                registrations.patch(scaler, "scale", self._scaling)
+                patches.patch(scaler, "scale", functools.partial(_scaling, weakref.ref(self)))
             if "step" in vars(scaler):
-                registrations.patch(scaler, "step", functools.partial(self._stepping, stepped, skipped))
+                patches.patch(scaler, "step", functools.partial(_stepping, weakref.ref(self)))
+        registrations.callback(patches.close)
         registrations.callback(self._close)
+        # A class outlives every model: what sits on it must not keep the monitor alive, and goes when that does.
+        weakref.finalize(self, patches.close).atexit = False
 
     def of(self, gradient: torch.Tensor) -> torch.Tensor | None:
         """By what a gradient that a backward computes now is multiplied; None: by nothing."""
@@ -74,34 +77,47 @@ class LossScale:
         """The next loss may be one that nobody scales."""
         self._scaler = None
 
+    def scaled_by(self, scaler: Any) -> None:
+        """A scaler has multiplied a loss."""
+        if self._optimizer is not None and scaler.is_enabled():
+            self._scaler, self.used = scaler, True
+
+    def watches(self, optimizer: Any) -> bool:
+        """Whether the optimizer is the monitored one."""
+        return self._optimizer is not None and unwrapped_optimizer(optimizer) is self._optimizer
+
     def _close(self) -> None:
         self._scaler = self._optimizer = None
 
-    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            scaled = original(scaler, *args, **kwargs)
-            if self._optimizer is not None and scaler.is_enabled():
-                self._scaler, self.used = scaler, True
-            return scaled
 
-        return scale
+def _scaling(owner: weakref.ref[LossScale], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        scaled = original(scaler, *args, **kwargs)
+        if (losses := owner()) is not None:
+            losses.scaled_by(scaler)
+        return scaled
 
-    def _stepping(
-        self, stepped: Callable[[], int], skipped: Callable[[], None], original: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            ours = self._optimizer is not None and unwrapped_optimizer(optimizer) is self._optimizer
-            before = stepped() if ours else 0
+    return scale
+
+
+def _stepping(owner: weakref.ref[LossScale], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        losses = owner()
+        if losses is None or not losses.watches(optimizer):
             result = original(scaler, optimizer, *args, **kwargs)
-            if ours and self._optimizer is not None and stepped() == before:
-                skipped()
+        else:
+            before = losses.stepped()
+            result = original(scaler, optimizer, *args, **kwargs)
+            if losses.watches(optimizer) and losses.stepped() == before:
+                losses.skipped()
+        if losses is not None:
             # Whoever's step it was: the backward of the loss that was scaled is over.
-            self.step_ends()
-            return result
+            losses.step_ends()
+        return result
 
-        return step
+    return step
 
 
 def _scaler_classes() -> Iterator[type]:

@@ -18,6 +18,9 @@ from msmon_stats.cpu._row import ELEMENTS
 # microseconds and keeps the interpreter lock: giving it up could cost a whole switch interval.
 ALONE = 1 << 17
 
+# Many short runs: a team would save a few hundred microseconds, and lose milliseconds where the cores are taken.
+_ALONE_IN_SHORT_RUNS = 1 << 22
+
 _ITEMSIZE = {name: element.itemsize for name, element in ELEMENTS.items()}
 _ROW_ARGUMENTS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p)
 _short_rows: dict[str, Any] = {}
@@ -68,19 +71,18 @@ def run_many(dtype: str, data: Sequence[int], sizes: Sequence[int], eps: float, 
     )
     if total <= ALONE:
         _job_function("serial")(job.buffer_info()[0])
-        return
-    threads = min(_team.thread_count(), -(-total // PIECE))
-    if threads <= 1:
+    elif total <= _ALONE_IN_SHORT_RUNS and max(sizes) <= PIECE:
         _job_function("serial_unlocked")(job.buffer_info()[0])
     else:
-        _run_in_team(job, sizes, total, threads, (pointers, lengths, keep))
+        _run_in_pieces(job, sizes, total, (pointers, lengths, keep))
 
 
 # What only a team needs: the words of a job after ``out``.
 _NO_TEAM = (0,) * (len(JOB_WORDS) - 1 - JOB_WORDS.index("out"))
 
 
-def _run_in_team(job: array[int], sizes: Sequence[int], total: int, threads: int, keep: object) -> None:
+def _run_in_pieces(job: array[int], sizes: Sequence[int], total: int, keep: object) -> None:
+    threads = min(_team.thread_count(), -(-total // PIECE))
     pieces = sum([max(1, -(-size // PIECE)) for size in sizes])
     scratch = array("d", bytes(8 * WIDTH * pieces))
     fork = _team.openmp_fork()
@@ -95,7 +97,7 @@ def _run_in_team(job: array[int], sizes: Sequence[int], total: int, threads: int
     ):
         job[JOB_WORDS.index(word)] = value
     address = job.buffer_info()[0]
-    if fork:
+    if fork and threads > 1:
         _job_function("team")(address)
         return
     body = _job_function("body")
@@ -103,7 +105,11 @@ def _run_in_team(job: array[int], sizes: Sequence[int], total: int, threads: int
     def work(_keep: object = (job, scratch, keep)) -> None:
         body(address)
 
-    _team.run_in_pool(work, threads)
+    # One thread alone reads the same pieces: the numbers do not depend on how many there are.
+    if threads > 1:
+        _team.run_in_pool(work, threads)
+    else:
+        work()
     _job_function("finish")(address)
 
 

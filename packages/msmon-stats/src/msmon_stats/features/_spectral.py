@@ -15,7 +15,7 @@ thousands."""
 _SQUARINGS = 16
 
 # Of the Frobenius norm: what single precision leaves of a difference that is 0.
-_NOISE = 1e-6
+_NOISE = 3e-8
 
 
 def linear_features(weight: Any) -> Any:

@@ -47,7 +47,7 @@ class PartialBuffer:
         return handles
 
     def put(self, values: Any) -> int:
-        """Let other numbers ride in the same transfer, 8 in a row: the handle of the first row. What stays free is 0."""
+        """Let other numbers ride along, 8 in a row, the last filled up with 0; returns the handle of the first row."""
         flat = np.asarray(values, np.float64).reshape(-1)
         rows = np.zeros((-(-flat.size // WIDTH), WIDTH))
         rows.reshape(-1)[: flat.size] = flat

@@ -28,6 +28,8 @@ _FLOAT8 = frozenset(
 )
 _COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
 _SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
+# Memory that was freed (a sharded parameter outside its use) shows as an offset from address 0.
+_LOWEST_ADDRESS = 1 << 40
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _strided = torch.strided
 
@@ -59,6 +61,17 @@ def plain(tensor: Any) -> str | None:
     return None
 
 
+def address_of(tensor: torch.Tensor) -> int | None:
+    """Where the values of a plain tensor begin; None if it has no memory of its own."""
+    try:
+        address: int = tensor.data_ptr()
+    except RuntimeError:
+        return None
+    if address < _LOWEST_ADDRESS and tensor.numel() > 0 and (tensor.is_meta or tensor.untyped_storage().nbytes() == 0):
+        return None
+    return address
+
+
 def unsupported_reason(tensor: Any) -> str | None:
     """See :func:`msmon_stats.unsupported_reason`."""
     if tensor.is_meta:
@@ -83,8 +96,9 @@ def _missing_memory(tensor: torch.Tensor) -> str | None:
         offset, shape, strides = tensor.storage_offset(), tensor.shape, tensor.stride()
     except (RuntimeError, NotImplementedError):
         storage = None
-    # Tensors that stand for others: batched by vmap, traced, fake, wrappers of a third party.
-    if storage is None or storage.device.type == "meta":
+    # Tensors that stand for others: batched by vmap, traced, fake, wrappers of a third party. Some say that they have
+    # a storage, but it lies nowhere.
+    if storage is None or storage.device.type == "meta" or (type(tensor) not in _PLAIN and tensor.data_ptr() == 0):
         return f"a {type(tensor).__name__} without memory of its own"
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if storage.nbytes() < (last + 1) * tensor.element_size():
@@ -93,9 +107,14 @@ def _missing_memory(tensor: torch.Tensor) -> str | None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that lies on this rank; any other tensor itself."""
+    """The part of a DTensor that lies on this rank; any other tensor itself.
+
+    The result of a functional collective is waited for, as torch does before it is used: until then it has no memory.
+    """
     part = getattr(tensor, "_local_tensor", None)
-    return tensor if part is None else part
+    part = tensor if part is None else part
+    wait = getattr(part, "trigger_wait", None)
+    return part if wait is None else wait()
 
 
 def read(tensor: torch.Tensor) -> Reading:

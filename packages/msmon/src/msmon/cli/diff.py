@@ -80,7 +80,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         rules = read_rules(args.map) if args.map else None
         with progress("comparing") as tell:
-            options = {"rtol": args.rtol, "atol": args.atol, "rules": rules, "baselines": args.baseline, "progress": tell}
+            options = {
+                "rtol": args.rtol,
+                "atol": args.atol,
+                "rules": rules,
+                "baselines": args.baseline,
+                "progress": tell,
+            }
             if args.output:
                 result, written = write_diff_page(args.run_a, args.run_b, args.output, **options)
                 size = written.size
@@ -109,7 +115,9 @@ def _print_result(out: Console, result: DiffResult) -> None:
         out.print(text(f"  {one.where()}"), soft_wrap=True)
         out.print(text(f"  {one.stat}   {values}"), soft_wrap=True)
     elif result.one_sided:
-        out.print(text("No value differs beyond the tolerance, but the runs do not have the same tensors.", "bold yellow"))
+        out.print(
+            text("No value differs beyond the tolerance, but the runs do not have the same tensors.", "bold yellow")
+        )
     else:
         out.print(text("Equal: no value differs beyond the tolerance.", "bold green"))
     _print_onset(out, result)

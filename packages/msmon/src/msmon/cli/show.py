@@ -80,7 +80,9 @@ def _types(out: Console, summary: Summary) -> None:
 
 
 def _peaks(out: Console, summary: Summary) -> None:
-    shown = table("Largest", "data type", "tensor", "statistic", "value", "step", "rank", right=("value", "step", "rank"))
+    shown = table(
+        "Largest", "data type", "tensor", "statistic", "value", "step", "rank", right=("value", "step", "rank")
+    )
     for one in summary.types:
         # Several data types: a few of each say more than many of one.
         for peak in one.peaks[: max(_ROWS // len(summary.types), 2)]:
@@ -103,8 +105,11 @@ def _anomalies(out: Console, summary: Summary) -> None:
         out.print(text("No anomaly was recorded.", "green"))
         return
     steps, last = len(found.spread), found.spread[-1].step
-    title = f"Anomalies: {found.total:,} in {steps} step{'s'[: steps != 1]} from {found.spread[0].step} to {last}, the first"
-    shown = table(title, "step", "micro-step", "phase", "rank", "data type", "tensor", "what fired", right=("step", "rank"))
+    when = f"{steps} step{'s'[: steps != 1]} from {found.spread[0].step} to {last}"
+    title = f"Anomalies: {found.total:,} in {when}, the first"
+    shown = table(
+        title, "step", "micro-step", "phase", "rank", "data type", "tensor", "what fired", right=("step", "rank")
+    )
     for one in found.first[:_ROWS]:
         micro_step = "" if one.micro_step is None else one.micro_step
         cells = [one.step, micro_step, one.phase, one.rank, one.data_type, one.tensor.label(), one.fired()]
@@ -117,10 +122,14 @@ def _coverage(out: Console, summary: Summary) -> None:
     if not summary.expected:
         out.print(text("No coverage.json: what is missing is not known.", "yellow"))
     elif not summary.missing:
-        out.print(text(f"Nothing is missing: {sum(summary.expected.values()):,} tensors were expected and seen.", "green"))
+        out.print(
+            text(f"Nothing is missing: {sum(summary.expected.values()):,} tensors were expected and seen.", "green")
+        )
     else:
         out.print(text(f"Missing: {len(summary.missing):,} tensors", "bold yellow"))
-        for (data_type, reason), count in Counter((kind, reason) for kind, _, reason in summary.missing).most_common(_ROWS):
+        for (data_type, reason), count in Counter((kind, reason) for kind, _, reason in summary.missing).most_common(
+            _ROWS
+        ):
             names = [name for kind, name, why in summary.missing if (kind, why) == (data_type, reason)]
             more = f" and {count - 3:,} more" if count > 3 else ""
             out.print(text(f"  {data_type}: {', '.join(names[:3])}{more}: {reason}"), soft_wrap=True)

@@ -83,9 +83,9 @@ class TrainerMon(BaseTrainerMon):
         self,
         models: Sequence[nn.Module],
         optimizer: Any,
-        request: Request,
         clock: Clock,
+        request: Request | None,
         observer: Observer,
         coverage: Coverage,
     ) -> Attachment:
-        return attach(models, optimizer, request, clock, observer, coverage)
+        return attach(models, optimizer, request, clock, observer, coverage, after_step=self._after_step)

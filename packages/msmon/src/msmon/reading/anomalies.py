@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
 from msmon_alert.ordering import FirstRecords
 from msmon_alert.reading import BrokenFileError, RecordReader
 from msmon_alert.record import PHASE_NAMES, phase

@@ -11,9 +11,10 @@ from typing import Any
 
 import attrs
 import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
 from msmon_io import BrokenLine, Table, data_type_of, read_csv
 from msmon_io._cells import decode_cell
-from pyarrow import csv as arrow_csv
 
 from .errors import UnusableRun
 from .statistics import TEXT

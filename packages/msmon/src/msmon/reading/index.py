@@ -149,7 +149,7 @@ class RowNumbers:
                 vpp_stage, micro_step = divmod(rest, shape[1])
                 self._numbers[one] = self._number(vpp_stage, texts[name], micro_step - 1)
             numbers = self._numbers[code]
-        return numbers
+        return np.asarray(numbers, dtype=np.int64)
 
     def _number(self, vpp_stage: int, text: str, micro_step: int) -> int:
         key = TensorKey(self._pp_stage, vpp_stage, text)

@@ -79,7 +79,7 @@ def _module_path(name: str) -> list[str]:
     return parts if stripped != name else parts[:-1]
 
 
-def _common_length(paths: Sequence[Sequence[str]]) -> int:
+def _common_length(paths: Sequence[list[str]]) -> int:
     if len(paths) < 2:
         return 0
     shortest, longest = min(paths), max(paths)

@@ -1,4 +1,4 @@
-"""The files of one rank, cut into pieces that are loaded one at a time: a CSV file, or a row group of a Parquet file."""
+"""The files of one rank in pieces that are loaded one at a time: a CSV file, or a row group of a Parquet file."""
 
 from __future__ import annotations
 

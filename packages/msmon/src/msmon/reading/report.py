@@ -102,9 +102,7 @@ def _series(run: Run, index: Index, order: dict[TensorKey, int], anomalies: Anom
     bins = make_bins(index.steps, limit)
     lines: Bits = np.stack(
         [
-            bin_blocks(
-                read_blocks(rank, index, multiple=bins.width), index.stats, bins, numbers[row_tensor], len(keys)
-            )
+            bin_blocks(read_blocks(rank, index, multiple=bins.width), index.stats, bins, numbers[row_tensor], len(keys))
             for rank in run.ranks.values()
         ]
     )

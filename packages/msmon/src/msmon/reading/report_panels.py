@@ -19,7 +19,7 @@ _ROWS = 200
 
 def report_panels(run: Run, indices: Mapping[str, Index], anomalies: Anomalies) -> list[Panel]:
     """The panels in their order."""
-    panels = [_run_panel(run, indices), _coverage_panel(run), _first_panel(run, anomalies, indices)]
+    panels = [_first_panel(run, anomalies, indices), _run_panel(run, indices), _coverage_panel(run)]
     if anomalies.total:
         panels.append(_anomaly_panel(anomalies, indices))
     if run.notes:
@@ -29,7 +29,9 @@ def report_panels(run: Run, indices: Mapping[str, Index], anomalies: Anomalies) 
 
 def _run_panel(run: Run, indices: Mapping[str, Index]) -> Panel:
     info = run.info
-    facts = [("Data types", "; ".join(f"{name} ({len(index.tensors()[0]):,} tensors)" for name, index in indices.items()))]
+    facts = [
+        ("Data types", "; ".join(f"{name} ({len(index.tensors()[0]):,} tensors)" for name, index in indices.items()))
+    ]
     steps = sorted({int(step) for index in indices.values() for step in (index.steps[0], index.steps[-1])})
     if steps:
         count = len({int(step) for index in indices.values() for step in index.steps})
@@ -76,7 +78,9 @@ def _numbers(numbers: Sequence[int]) -> str:
 def _coverage_panel(run: Run) -> Panel:
     with_coverage = {rank: one.coverage for rank, one in run.ranks.items() if one.coverage}
     if not with_coverage:
-        return Panel(title="Coverage", id="coverage", text=["No rank left a coverage.json, so what is missing is not known."])
+        return Panel(
+            title="Coverage", id="coverage", text=["No rank left a coverage.json, so what is missing is not known."]
+        )
     expected = sum(_total(coverage, "expected") for coverage in with_coverage.values())
     seen = sum(_total(coverage, "seen") for coverage in with_coverage.values())
     missing: Counter[tuple[str, str, str]] = Counter()
@@ -121,8 +125,8 @@ def _total(coverage: Mapping[str, Any], key: str) -> int:
 def _first_panel(run: Run, anomalies: Anomalies, indices: Mapping[str, Index]) -> Panel:
     if not anomalies.total:
         rules = run.info.get("config", {}).get("alert") if isinstance(run.info.get("config"), Mapping) else None
-        text = "No anomaly was recorded." + ("" if rules else " The configuration has no alert rules with `dump`.")
-        return Panel(title="Anomalies: none", id="anomalies", text=[text], lead="lead good")
+        none = "No anomaly was recorded." + ("" if rules else " The configuration has no alert rules with `dump`.")
+        return Panel(title="Anomalies: none", id="anomalies", text=[none], lead="lead good")
     first = anomalies.first[0]
     text = [
         f"First: step {first.step}, {first.phase}, rank {first.rank}: {first.tensor.label()} ({first.data_type}"
@@ -130,7 +134,9 @@ def _first_panel(run: Run, anomalies: Anomalies, indices: Mapping[str, Index]) -
         + ")."
     ]
     text += _spread_sentences(anomalies)
-    return Panel(title=f"Anomalies: {anomalies.total:,}, the first at step {first.step}", id="anomalies", text=text, lead="lead")
+    return Panel(
+        title=f"Anomalies: {anomalies.total:,}, the first at step {first.step}", id="anomalies", text=text, lead="lead"
+    )
 
 
 def _spread_sentences(anomalies: Anomalies) -> list[str]:
@@ -146,10 +152,15 @@ def _spread_sentences(anomalies: Anomalies) -> list[str]:
         by_phase.setdefault(phase, []).append(layer)
     sentences = [
         f"In step {first.step} it went through: "
-        + "; ".join(f"{phase}: {' → '.join(names[:12])}{' → …' if len(names) > 12 else ''}" for phase, names in by_phase.items())
+        + "; ".join(
+            f"{phase}: {' → '.join(names[:12])}{' → …' if len(names) > 12 else ''}" for phase, names in by_phase.items()
+        )
         + "."
     ]
-    growth = [f"step {s.step}: {s.tensors:,} tensors on {len(s.ranks)} rank{'s'[: len(s.ranks) != 1]}" for s in anomalies.spread[:6]]
+    growth = [
+        f"step {s.step}: {s.tensors:,} tensors on {len(s.ranks)} rank{'s'[: len(s.ranks) != 1]}"
+        for s in anomalies.spread[:6]
+    ]
     more = len(anomalies.spread) - 6
     sentences.append("Anomalous tensors: " + ", ".join(growth) + (f", and {more:,} more steps." if more > 0 else "."))
     return sentences
@@ -164,7 +175,15 @@ def _anomaly_panel(anomalies: Anomalies, indices: Mapping[str, Index]) -> Panel:
         text=["A click shows the tensor in the heat map."],
         columns=("step", "micro-step", "phase", "rank", "data type", "tensor", "what fired"),
         rows=[
-            (a.step, "" if a.micro_step is None else a.micro_step, a.phase, a.rank, a.data_type, a.tensor.label(), a.fired())
+            (
+                a.step,
+                "" if a.micro_step is None else a.micro_step,
+                a.phase,
+                a.rank,
+                a.data_type,
+                a.tensor.label(),
+                a.fired(),
+            )
             for a in shown
         ],
         links=[_link(a, indices) for a in shown],
@@ -185,4 +204,3 @@ def _link(anomaly: Anomaly, indices: Mapping[str, Index]) -> Mapping[str, object
         "step": anomaly.step,
         "stat": stat,
     }
-

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
 from msmon_io import newest_run_dirs, run_dirs
 
 from .csv_pieces import csv_pieces
@@ -129,8 +130,8 @@ def open_run(path: str | Path) -> Run:
     if not filled:
         where = ", ".join(str(path) for path in directories.values()) or str(directory)
         raise UnusableRun(
-            f"{directory} holds no statistics of a run: no <data type>_<first>-<last>.csv and no Parquet file of it in {where}; "
-            "TensorBoard event files cannot be read back"
+            f"{directory} holds no statistics of a run: no <data type>_<first>-<last>.csv and no Parquet file of it in "
+            f"{where}; TensorBoard event files cannot be read back"
         )
     return Run(directory=directory, ranks=filled, notes=notes)
 

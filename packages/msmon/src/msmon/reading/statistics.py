@@ -48,8 +48,8 @@ def scale_of(stat: str) -> Scale:
 def pick_worst(stat: str, smallest: Floats, largest: Floats) -> Floats:
     """The worst value between the smallest and the largest of a set.
 
-    `smallest` and `largest` come from `numpy.minimum` and `numpy.maximum`, so a NaN in the set is a NaN in both and wins.
-    An empty set, smallest = +inf and largest = -inf, has to be masked by the caller.
+    `smallest` and `largest` come from `numpy.minimum` and `numpy.maximum`, so a NaN in the set is a NaN in both and
+    wins. An empty set, smallest = +inf and largest = -inf, has to be masked by the caller.
     """
     kind = worst_of(stat)
     if kind == "largest":

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.accumulated import hook_accumulation
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
-from msmon_hooks.torch.parameters import Weight
 from msmon_hooks.torch.wrappers import is_a
 
 
@@ -33,12 +34,8 @@ class DDPGradients(GradientSource):
         left = {id(weight.parameter): weight for weight in weights}
         for wrapper in (module for model in self.models for module in model.modules() if _is_ddp(module)):
             inside = [left.pop(id(parameter)) for parameter in wrapper.parameters() if id(parameter) in left]
-            hook_accumulation(
-                inside,
-                on_ready,
-                registrations,
-                complete=lambda ddp=weakref.ref(wrapper): _reduces_now(ddp()),  # type: ignore[misc]
-            )
+            complete = functools.partial(_reduces_now, weakref.ref(wrapper))
+            hook_accumulation(inside, on_ready, registrations, complete=complete)
         hook_accumulation(list(left.values()), on_ready, registrations)
 
 
@@ -46,6 +43,6 @@ def _is_ddp(module: nn.Module) -> bool:
     return is_a(module, "DistributedDataParallel")
 
 
-def _reduces_now(ddp: Any) -> bool:
+def _reduces_now(ddp: weakref.ref[nn.Module]) -> bool:
     """False under ``no_sync``: then a later micro-step is reduced."""
-    return bool(getattr(ddp, "require_backward_grad_sync", False))
+    return bool(getattr(ddp(), "require_backward_grad_sync", False))

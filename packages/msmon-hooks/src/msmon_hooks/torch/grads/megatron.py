@@ -14,12 +14,12 @@ from torch import nn
 
 from msmon_hooks._events import Shard
 from msmon_hooks.guard import logger
+from msmon_hooks.hooks import Hook
+from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.megatron_optimizers import Held, chained, held_by, is_split
 from msmon_hooks.torch.grads.megatron_parallel import Split, data_parallel_size, is_expert, splits_of
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.parameters import Weight
 from msmon_hooks.torch.wrappers import is_a
 
 

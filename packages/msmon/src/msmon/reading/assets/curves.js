@@ -61,7 +61,10 @@ class Curves {
         legend: { show: false },
         cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, points: { size: 6 } },
         scales: { x: { time: false }, y: log },
-        axes: [{ ...axis, size: 26 }, { ...axis, size: 66, values: (_, ticks) => ticks.map((v) => (v === null ? "" : format(v))) }],
+        axes: [
+          { ...axis, size: 26 },
+          { ...axis, size: 62, grid: log.distr ? { ...grid, filter: decades } : grid, values: (_, ticks) => ticks.map(tick) },
+        ],
         series: [
           {},
           ...lines.map((line) => ({
@@ -127,6 +130,18 @@ function logScale(data) {
   // Less than two decades need no logarithm.
   if (sizes[sizes.length - 1] < 100 * sizes[sizes.length >> 1]) return {};
   return { distr: 4, asinh: sizes[sizes.length >> 1] };
+}
+
+// Over many powers of ten the lines between them would be a grey area.
+function decades(_, ticks) {
+  const whole = ticks.filter((v) => v && Math.abs(Math.log10(Math.abs(v)) % 1) < 1e-9);
+  return whole.length < 4 ? ticks : ticks.map((v) => (v === 0 || whole.includes(v) ? v : null));
+}
+
+function tick(value) {
+  if (value === null) return "";
+  const size = Math.abs(value);
+  return value === 0 || (size >= 1e-3 && size < 1e5) ? String(Number(value.toPrecision(5))) : value.toExponential().replace("e+", "e");
 }
 
 // What a line cannot show: values that are no numbers, the clicked step, and anomalies.

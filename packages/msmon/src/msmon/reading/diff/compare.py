@@ -60,7 +60,7 @@ class Comparison:
         """Compare two blocks of the same steps.
 
         Returns:
-            The difference over the tolerance, shape (statistics, steps, rows), 0 where values are equal or not compared.
+            The difference over the tolerance, shape (statistics, steps, rows), 0 where values are equal or missing.
         """
         both = a.present & b.present
         self.compared += int(both.sum())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..binning import to_float
-from ..index import Index
+from ..index import Index, TensorKey
 from ..model_order import layer_sequence, layers_of, model_order
 from ..page import Page, Panel, TypeSeries, Written, write_page
 from ..run import open_run
@@ -54,7 +54,14 @@ def write_diff_page(
     names = gathered[0].line_names
     page = Page(
         kind="diff",
-        title="msmon diff: " + ("equal" if result.equal else f"first difference at step {result.first[0].step}" if result.first else "tensors on one side only"),
+        title="msmon diff: "
+        + (
+            "equal"
+            if result.equal
+            else f"first difference at step {result.first[0].step}"
+            if result.first
+            else "tensors on one side only"
+        ),
         subtitle=f"A: {Path(run_a).resolve()}   B: {Path(run_b).resolve()}",
         panels=_panels(result, indices),
         series=[_series(one, order, result) for one in gathered],
@@ -68,11 +75,11 @@ def write_diff_page(
     return result, write_page(Path(output), page)
 
 
-def _series(one: Gathered, order: Mapping[object, int], result: DiffResult) -> TypeSeries:
+def _series(one: Gathered, order: Mapping[TensorKey, int], result: DiffResult) -> TypeSeries:
     index = one.index
     keys, _ = index.tensors()
     layers = layers_of(keys)
-    sequence = layer_sequence(keys, layers, order)  # type: ignore[arg-type]
+    sequence = layer_sequence(keys, layers, order)
     excess = one.excess[:, sequence]
     number_of = {keys[at]: number for number, at in enumerate(sequence)}
     largest = np.nan_to_num(to_float(excess), nan=0.0, posinf=np.finfo(np.float32).max).max(axis=(0, 2))
@@ -106,14 +113,21 @@ def _panels(result: DiffResult, indices: Mapping[str, Index]) -> list[Panel]:
             id="compared",
             facts=[
                 ("Steps", f"{first:,} to {last:,}, {count:,} in both runs"),
-                ("Data types", ", ".join(f"{name} ({len(index.tensors()[0]):,} tensors)" for name, index in indices.items())),
+                (
+                    "Data types",
+                    ", ".join(f"{name} ({len(index.tensors()[0]):,} tensors)" for name, index in indices.items()),
+                ),
                 ("Values", f"{result.compared_values:,}, of which {result.different_values:,} differ ({share:.2%})"),
             ],
             text=result.notes,
         )
     )
     if result.first:
-        panels.append(_table(result.first, f"Tensors that differ at step {result.first[0].step}, in the order of execution", "first"))
+        panels.append(
+            _table(
+                result.first, f"Tensors that differ at step {result.first[0].step}, in the order of execution", "first"
+            )
+        )
         panels.append(_table(result.worst, "Worst tensors", "worst"))
     if result.one_sided:
         panels.append(
@@ -135,8 +149,13 @@ def _first_panel(result: DiffResult) -> Panel:
     else:
         one = result.first[0]
         text = [
-            f"Step {one.step}: {one.tensor.label()} ({one.where()}). {one.stat} is {one.a:.6g} in A and {one.b:.6g} in B, "
-            + (f"{one.excess:.3g} times the tolerance." if math.isfinite(one.excess) else "which is no number in one of them.")
+            f"Step {one.step}: {one.tensor.label()} ({one.where()}). "
+            f"{one.stat} is {one.a:.6g} in A and {one.b:.6g} in B, "
+            + (
+                f"{one.excess:.3g} times the tolerance."
+                if math.isfinite(one.excess)
+                else "which is no number in one of them."
+            )
         ]
     if result.onset is not None and (not result.first or result.onset.place() != result.first[0].place()):
         one = result.onset
@@ -144,7 +163,12 @@ def _first_panel(result: DiffResult) -> Panel:
             f"Within the tolerance the runs differ from step {one.step}, {one.tensor.label()} ({one.where()}) on: "
             f"{one.stat} by {one.relative:.2g} of its value."
         )
-    return Panel(title="First difference" if result.first else "Equal", id="first-difference", text=text, lead="lead" if result.first else "lead good")
+    return Panel(
+        title="First difference" if result.first else "Equal",
+        id="first-difference",
+        text=text,
+        lead="lead" if result.first else "lead good",
+    )
 
 
 def _table(differences: Sequence[Difference], title: str, id: str) -> Panel:

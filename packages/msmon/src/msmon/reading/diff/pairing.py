@@ -41,7 +41,8 @@ class SidedRun:
                 return dropped
             if taken.setdefault(new, key) != key:
                 raise UnusableRun(
-                    f"--map gives {taken[new].name!r} and {key.name!r} of run {self.side.upper()} the same name {new.name!r}"
+                    f"--map gives {taken[new].name!r} and {key.name!r} of run {self.side.upper()} "
+                    f"the same name {new.name!r}"
                 )
             return new
 
@@ -64,7 +65,9 @@ class Pairs:
 
 def same_layout(a: Run, b: Run) -> bool:
     """Do the ranks of both runs correspond?"""
-    return {r: one.pp_stage for r, one in a.ranks.items()} == {r: one.pp_stage for r, one in b.ranks.items()}
+    sizes = {run.info.get("world_size") for run in (a, b)} - {None}
+    stages = [{rank: one.pp_stage for rank, one in run.ranks.items()} for run in (a, b)]
+    return len(sizes) < 2 and stages[0] == stages[1]
 
 
 def pair_runs(a: SidedRun, b: SidedRun) -> Pairs:
@@ -131,7 +134,9 @@ def _only(one: Index, other: Index, name: str) -> Iterator[OneSided]:
             known.add(row.tensor)
             yield OneSided(data_type=one.data_type, what=row.tensor.label(), only_in=name)
     for micro_step, count in more.items():
-        what = f"micro-step {micro_step} of {count} tensors" if micro_step >= 0 else f"{count} tensors without micro-steps"
+        what = (
+            f"micro-step {micro_step} of {count} tensors" if micro_step >= 0 else f"{count} tensors without micro-steps"
+        )
         yield OneSided(data_type=one.data_type, what=what, only_in=name)
 
 

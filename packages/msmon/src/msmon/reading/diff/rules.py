@@ -83,7 +83,9 @@ def read_rules(path: Path) -> NameRules:
     except (OSError, ValueError) as error:
         raise UnusableRun(f"--map {path}: {error}") from error
     if not isinstance(entries, list):
-        raise UnusableRun(f'--map {path}: a list of rules is expected, like [{{"pattern": "^module\\\\.", "replace": ""}}]')
+        raise UnusableRun(
+            f'--map {path}: a list of rules is expected, like [{{"pattern": "^module\\\\.", "replace": ""}}]'
+        )
     problems: list[str] = []
     rules = [_rule(entry, f"rule {number}", problems) for number, entry in enumerate(entries, 1)]
     if problems:

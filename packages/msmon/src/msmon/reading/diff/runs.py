@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 import numpy as np
+
 from msmon_alert.record import order_key
 
 from ..errors import UnusableRun
@@ -105,7 +106,9 @@ def _noise(a: SidedRun, repeats: Sequence[SidedRun], index: Index, notes: list[s
         known = repeat.index(index.data_type)
         missing = len({row.tensor for row in index.rows} - {row.tensor for row in known.rows})
         if missing:
-            notes.append(f"the baseline lacks {missing} tensors of {index.data_type}: only what is typical applies to them")
+            notes.append(
+                f"the baseline lacks {missing} tensors of {index.data_type}: only what is typical applies to them"
+            )
         steps = np.intersect1d(index.steps, known.steps)
         if len(steps):
             for _, blocks in paired_blocks(a, repeat, attrs.evolve(index, steps=steps), 1):
@@ -156,7 +159,7 @@ def _first(compared: Sequence[Compared], seen: Callable[[Comparison], FirstSeen]
             continue
         first, rows = seen(one.found), list(one.index.rows)
         here = first.step == at
-        for row in np.flatnonzero(here.any(axis=0)):
+        for row in np.flatnonzero(here.any(axis=0)).tolist():
             stat = int(np.argmax(np.where(here[:, row], first.excess[:, row], -1)))
             values = first.a[stat, row], first.b[stat, row], first.excess[stat, row]
             found.append((_place(one, rows[row], row, last_micro), _difference(one, rows[row], stat, earliest, values)))

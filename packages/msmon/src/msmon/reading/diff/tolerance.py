@@ -66,9 +66,7 @@ def size_floor(stat: str, stats: Sequence[str], block: Block) -> Floats | float:
         return 1.0
     if stat != "mean":
         return 0.0
-    for known in ("rms", "absmax"):
-        if known in stats:
-            return block.values[stats.index(known)]
-    if "min" in stats and "max" in stats:
-        return np.maximum(*(np.abs(block.values[stats.index(known)]) for known in ("min", "max")))
+    for known in ("rms",), ("absmax",), ("min", "max"):
+        if set(known) <= set(stats):
+            return np.asarray(np.abs(block.values[[stats.index(one) for one in known]]).max(axis=0))
     return 0.0

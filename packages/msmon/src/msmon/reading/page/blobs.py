@@ -29,4 +29,4 @@ def to_bfloat16(bits: Bits) -> np.ndarray[tuple[int, ...], np.dtype[np.uint16]]:
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     sign = rounded & np.uint32(0x8000)
     rounded = np.where((rounded & np.uint32(0x7FFF)) > _BF16_LARGEST, sign | _BF16_LARGEST, rounded)
-    return np.where(finite, rounded, bits >> np.uint32(16)).astype(np.uint16)
+    return np.asarray(np.where(finite, rounded, bits >> np.uint32(16)), dtype=np.uint16)

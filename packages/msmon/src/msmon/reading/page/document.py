@@ -26,7 +26,7 @@ from .series import Panel, TypeSeries
 PAGE_LIMIT = 10_000_000
 
 _STYLES = ("uPlot.min.css", "page.css")
-_SCRIPTS = ("data.js", "colors.js", "heatmap.js", "curves.js", "page.js")
+_SCRIPTS = ("data.js", "colors.js", "panels.js", "heatmap.js", "curves.js", "selection.js", "page.js")
 _FRAME_BYTES = 150_000
 _TRIES = 6
 
@@ -71,7 +71,7 @@ def write_page(path: Path, page: Page, *, limit: int = PAGE_LIMIT) -> Written:
         text, thinned = _assemble(page, chosen)
         size = len(text.encode("utf-8"))
         # The estimate is cautious; a page of half the size has room for more.
-        wasteful = bool(thinned) and size < 0.75 * limit and attempt < _TRIES // 2
+        wasteful = bool(thinned) and size < 0.75 * limit and attempt < _TRIES - 2
         if size <= limit and not wasteful:
             break
         room *= min(0.93 * (limit - _FRAME_BYTES) / max(size - _FRAME_BYTES, 1), 4.0)
@@ -140,9 +140,7 @@ def _type(
 
     layers = series.group_lines() if chosen.layers and not whole else None
     with_worst = not whole or page.kind != "report"
-    marks = sorted(
-        {(int(position[at]), int(np.searchsorted(columns, step, "right")) - 1) for at, step in series.marks}
-    )
+    marks = sorted({(int(position[at]), int(np.searchsorted(columns, step, "right")) - 1) for at, step in series.marks})
     _explain(series, chosen, len(kept), len(detail), thinned)
     used_layers, used_of = np.unique(layer_of[kept], return_inverse=True)
     return {
@@ -177,13 +175,18 @@ def _explain(series: TypeSeries, chosen: Fit, kept: int, detail: int, thinned: l
     every, steps = len(series.tensors), len(series.steps)
     parts = []
     if len(series.bins) < steps:
-        parts.append(f"its {steps:,} steps are {len(series.bins)} points of up to {series.bins.width} steps, each the worst value")
+        parts.append(
+            f"its {steps:,} steps are {len(series.bins)} points of up to {series.bins.width} steps, "
+            "each the worst value"
+        )
     if kept < every:
-        parts.append(f"{every - kept:,} of {every:,} tensors have no row; those with anomalies and the largest jumps have one")
+        parts.append(
+            f"{every - kept:,} of {every:,} tensors have no row; those with anomalies and the largest jumps have one"
+        )
     if detail < kept or detail < every:
         parts.append(
-            f"every line (rank) is kept for {detail:,} of {every:,} tensors, those with anomalies and the largest jumps "
-            "first; of the others the worst"
+            f"every line (rank) is kept for {detail:,} of {every:,} tensors, those with anomalies and the largest "
+            "jumps first; of the others the worst"
         )
     if series.micro_steps > 1:
         parts.append(f"of {series.micro_steps} micro-steps the worst is shown")

@@ -38,8 +38,8 @@ class Fit:
 def fit(series: Sequence[TypeSeries], room: float) -> Fit:
     """The most that fits into `room` bytes, by estimate."""
     most = max((len(one.tensors) for one in series), default=0)
-    longest = max((len(one.steps) for one in series), default=1)
-    everything = sum(one.lines.shape[0] * len(one.stats) * len(one.tensors) * len(one.steps) for one in series)
+    longest = max((len(one.bins) for one in series), default=1)
+    everything = sum(one.lines.shape[0] * len(one.stats) * len(one.tensors) * len(one.bins) for one in series)
     if everything * _WHOLE_COST <= room:
         return Fit(half=False, bins=longest, tensors=most, detail=most, layers=False)
     curves = sum(one.lines.shape[0] * len(one.stats) * len(one.tensors) for one in series)
@@ -52,7 +52,7 @@ def fit(series: Sequence[TypeSeries], room: float) -> Fit:
 def _fit_parts(series: Sequence[TypeSeries], values: float, most: int, longest: int) -> Fit:
     rows = sum(len(one.stats) * len(one.tensors) for one in series)
     layer_rows = sum(one.lines.shape[0] * len(one.stats) * len(set(one.layers)) for one in series)
-    bins = max(min(int(_HEAT_MAP_SHARE * values / rows), _ENOUGH_BINS), min(_FEWEST_BINS, longest))
+    bins = max(min(int(_HEAT_MAP_SHARE * values / rows), _ENOUGH_BINS, longest), min(_FEWEST_BINS, longest))
     layers = layer_rows * _FEWEST_BINS <= _LAYER_SHARE * values
     if layers:
         bins = max(min(bins, int(_LAYER_SHARE * values / layer_rows)), min(_FEWEST_BINS, longest))

@@ -1,0 +1,120 @@
+"""Calls of modules: what is remembered of one, and the names of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import define, field
+
+from msmon_hooks.names import Path, elements, leaf_name, tensor_leaves
+from msmon_hooks.targets import Selector, Target
+
+IsTensor = Callable[[object], bool]
+
+Leaf = tuple[str, int, Any]
+"""Name of the row, position of the element among the inputs or outputs, tensor."""
+
+
+@define(slots=True, eq=False)
+class Site:
+    """One monitored module, and what is remembered of it between calls."""
+
+    name: str
+    """What rows carry."""
+    vpp_stage: int
+    target: Target
+    plain_input: bool | None = None
+    """Whether positional input 0 was the only tensor at the first recorded call, and so has no suffix."""
+    step: int = -1
+    micro_step: int = -1
+    calls: int = 0
+    """Calls in :attr:`micro_step`."""
+    pending: list[Call] = field(factory=list)
+    """Calls that ran without gradients inside the training: where that was a checkpoint, a recomputation follows."""
+    called: bool = False
+    mismatched: set[str] = field(factory=set)
+    """Slots whose selector did not fit, so that it is said once."""
+    names: dict[tuple[int, str, Path], str] = field(factory=dict)
+
+    def row_name(self, number: int, slot: str, path: Path) -> str:
+        """Name of the tensor at ``path`` in call ``number`` of the micro-step."""
+        name = self.names.get((number, slot, path))
+        if name is None:
+            base = self.name if number == 0 else f"{self.name}@{number}"
+            name = self.names[number, slot, path] = leaf_name(f"{base}.{slot}", path)
+        return name
+
+
+@define(slots=True, eq=False)
+class Call:
+    """One call of a module in one micro-step."""
+
+    site: Site
+    step: int
+    micro_step: int
+    number: int
+    """0 for the first call in the micro-step; the others are called ``name@number``."""
+    parent: Call | None
+    """The call that this one is nested in."""
+    segment: int = 0
+    """Equal for calls of one checkpointed segment."""
+    end: int = -1
+    """Position in the order in which modules end their forward; -1 while the call is open."""
+    inputs: list[tuple[str, tuple[int, ...], str, bool]] = field(factory=list)
+    handles: list[int] = field(factory=list)
+    watched: frozenset[str] = frozenset()
+    """Names whose gradient is read although the call ran without gradients: tensors from outside the checkpoint."""
+
+
+def input_leaves(
+    site: Site, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_tensor: IsTensor
+) -> list[Leaf]:
+    """The tensors that a module is called with: positional ones by index, the others by keyword."""
+    found: list[tuple[Path, int, Any]] = []
+    for position, value in enumerate(args):
+        found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (str(position),))]
+    for position, (key, value) in enumerate(kwargs.items(), len(args)):
+        found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (key,))]
+    if site.plain_input is None and found:
+        site.plain_input = len(found) == 1 and found[0][0] == ("0",)
+    if site.plain_input and found and found[0][0] == ("0",):
+        found[0] = ((), 0, found[0][2])
+    return [(site.row_name(number, "input", path), position, tensor) for path, position, tensor in found]
+
+
+def output_leaves(site: Site, number: int, output: Any, is_tensor: IsTensor) -> list[Leaf]:
+    """The tensors that a module returns. A tensor, and a tuple of one tensor, have no suffix."""
+    if is_tensor(output):
+        return [(site.row_name(number, "output", ()), 0, output)]
+    parts = elements(output) or []
+    found: list[tuple[Path, int, Any]] = []
+    for position, (key, value) in enumerate(parts):
+        found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (key,))]
+    if isinstance(output, tuple | list) and [path for path, _, _ in found] == [("0",)] and len(parts) == 1:
+        found = [((), 0, found[0][2])]
+    return [(site.row_name(number, "output", path), position, tensor) for path, position, tensor in found]
+
+
+def selected(selector: Selector, leaves: list[Leaf], length: int, positional: int | None = None) -> list[Leaf] | None:
+    """The leaves that a selector of a target means, or None where the number of elements is another one.
+
+    Args:
+        selector: the selector.
+        leaves: all leaves.
+        length: how many elements there are.
+        positional: how many of the inputs are positional. A selector may count these alone, or the keywords too.
+    """
+    wanted = selector.length
+    if wanted is not None and wanted not in (length, positional):
+        return None
+    if selector.index is not None:
+        return [leaf for leaf in leaves if leaf[1] == selector.index]
+    if wanted is None or wanted == length:
+        return leaves
+    return [leaf for leaf in leaves if leaf[1] < wanted]
+
+
+def element_count(output: Any, is_tensor: IsTensor) -> int:
+    """How many elements an output has; a bare tensor counts as one."""
+    return 1 if is_tensor(output) else len(elements(output) or (output,))

@@ -1,0 +1,111 @@
+"""One configuration in force: where its results go and who receives its tensors."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from msmon.alerts import Alerts
+from msmon.collector import Buffer, Collector
+from msmon.config import Config
+from msmon.first_step import write_stacks, write_structure
+from msmon.outputs import make_writers
+from msmon.pipeline import Pipeline
+from msmon.requests import make_request
+from msmon.run_info import run_info
+from msmon_hooks import Coverage, Request
+
+logger = logging.getLogger("msmon")
+
+
+@frozen(kw_only=True)
+class Place:
+    """This process among all that train."""
+
+    framework: str
+    rank: int
+    world_size: int
+    output_dir: Path
+    pipeline_ranks: Sequence[int]
+    """Ranks of the pipeline-parallel group, in its order."""
+    parallel: dict[str, list[int]]
+    """Name of a dimension of parallelism to the ranks of this process's group."""
+
+    @property
+    def pp_stage(self) -> int:
+        """Position in the pipeline."""
+        return self.pipeline_ranks.index(self.rank) if self.rank in self.pipeline_ranks else 0
+
+
+class Session:
+    """From the moment a configuration is in force until another one is, or the monitor is closed.
+
+    Args:
+        config: the configuration.
+        place: this process.
+        run_dir: where files go, or None.
+        buffer: of the framework's statistics.
+        owner: is kept alive by the hooks; when it is gone, the session finishes.
+    """
+
+    def __init__(self, config: Config, place: Place, run_dir: Path | None, buffer: Buffer, owner: object) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.coverage = Coverage()
+        self._place = place
+        info = run_info(config, framework=place.framework, rank=place.rank, world_size=place.world_size)
+        info |= {"pp_stage": place.pp_stage, "parallel": place.parallel}
+        self.pipeline = Pipeline(
+            rank=place.rank,
+            ops=config.ops,
+            writers=make_writers(config, run_dir, place.rank),
+            alerts=self._make_alerts(),
+            coverage=self.coverage,
+            run_dir=run_dir,
+            run_info=info,
+        )
+        self.collector = Collector(buffer, config.eps, self.pipeline.submit, owner=owner)
+        # Not a method of the session: what finishes when the owner is gone must not lead to the owner.
+        self.finish: Callable[[], Any] = weakref.finalize(owner, self.pipeline.finish)
+
+    def request(self, *, main_grad: bool, groups: Any) -> Request:
+        """What the hooks are to read."""
+        return make_request(
+            self.config,
+            main_grad=main_grad,
+            groups=groups,
+            on_structure=self._on_structure,
+            on_stacks=self._on_stacks,
+        )
+
+    def begin(self, attachment: Any) -> None:
+        """The hooks are in place: write what is known before the first step."""
+        self.pipeline.run_info["engine"] = attachment.engine
+        self.pipeline.run_info["tensors"] = attachment.describe()
+        self.pipeline.begin()
+
+    def _make_alerts(self) -> Alerts | None:
+        config, place = self.config, self._place
+        if not config.alert.rules:
+            return None
+        return Alerts(
+            config.alert,
+            rank=place.rank,
+            directory=place.output_dir / "anomaly_detected" / f"rank{place.rank}",
+            append=bool(config.append_output),
+            state_file=None if self.run_dir is None else self.run_dir / "alert_state.npz",
+            pp_stage=place.pp_stage,
+            group_mates=place.pipeline_ranks,
+        )
+
+    def _on_structure(self, document: dict[str, Any]) -> None:
+        write_structure(self._place.output_dir, self._place.rank, document)
+
+    def _on_stacks(self, stacks: dict[str, str]) -> None:
+        if self.run_dir is not None:
+            self.pipeline.run_later(write_stacks, self.run_dir, stacks)

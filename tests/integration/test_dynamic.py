@@ -1,0 +1,200 @@
+"""Dynamic start and stop: a real training, and a configuration file that is edited while it runs."""
+
+import csv
+import json
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from msmon.pytorch import TrainerMon
+
+from .reference_models import build
+
+
+class Job:
+    """A training that can be run step by step, with its configuration file."""
+
+    def __init__(self, path: Path, model_name: str = "mlp", compile: bool = False) -> None:
+        self.path = path
+        self.model, self.optimizer = build(model_name)
+        self.run_model = torch.compile(self.model, backend="eager") if compile else self.model
+        self.losses: list[float] = []
+        torch.manual_seed(1)
+        if compile:
+            self.step()
+            self.losses.clear()
+        self.monitor = TrainerMon(path, params_have_main_grad=False)
+        self.monitor.set_monitor(self.run_model, 1, self.optimizer)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            loss = self.run_model(torch.randn(5, 4)).pow(2).mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.losses.append(loss.item())
+
+    def hooks(self) -> int:
+        """Hooks on modules and parameters, besides those on the optimizer's step."""
+        modules = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self.model.modules())
+        return modules + sum(len(parameter._post_accumulate_grad_hooks or ()) for parameter in self.model.parameters())
+
+
+@pytest.fixture
+def job(tmp_path, output_dir, monkeypatch):
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    made = []
+
+    def start(text: str | None = None, **options: object) -> Job:
+        path = tmp_path / "config.json"
+        if text is not None:
+            path.write_text(text)
+        made.append(Job(path, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.monitor.close()
+
+
+def collected(output_dir: Path) -> list[list[int]]:
+    """For each run directory, oldest first, the steps of the reduced gradients."""
+    directories = sorted(output_dir.glob("*-rank0-*"), key=lambda path: path.stat().st_ctime_ns)
+    found = []
+    for directory in directories:
+        steps: set[int] = set()
+        for path in directory.glob("grad_reduced_*.csv"):
+            with path.open() as file:
+                steps |= {int(row["step"]) for row in csv.DictReader(file)}
+        found.append(sorted(steps))
+    return sorted(found)
+
+
+def text(**fields: object) -> str:
+    return json.dumps({"wg_distribution": True, "ops": ["norm"], **fields}, indent=3)
+
+
+def test_off_at_the_start_costs_nothing_and_writes_nothing(job, output_dir):
+    running = job(text(dynamic_on=False))
+    running.step(3)
+    assert running.hooks() == 0
+    assert not output_dir.exists()
+    missing = job()
+    missing.path.unlink()
+    missing.step(2)
+    assert missing.hooks() == 0
+
+
+def test_on_at_the_start_begins_with_step_1_and_ignores_start_step(job, output_dir):
+    running = job(text(dynamic_on=True, start_step=100, step_interval=2, collect_times=2))
+    running.step(6)
+    running.monitor.close()
+    assert collected(output_dir) == [[1, 3]]
+    # The program has set the switch back, and changed nothing else.
+    assert running.path.read_text() == text(dynamic_on=False, start_step=100, step_interval=2, collect_times=2)
+    assert running.hooks() == 0
+
+
+def test_start_change_stop_and_start_again(job, output_dir):
+    running = job(text(dynamic_on=False))
+    running.step(2)  # 0, 1
+    running.path.write_text(text(dynamic_on=True))
+    running.step(3)  # 2 by the old one, which collects nothing; 3 and 4 are collected
+    assert running.hooks() > 0
+    temporary = running.path.with_suffix(".tmp")
+    temporary.write_text(text(dynamic_on=True, ops=["max"], step_interval=2))
+    os.replace(temporary, running.path)
+    running.step(4)  # 5 as before, then 6 and 8 by the new one
+    running.path.write_text("{ half writ")
+    running.step(1)  # 9: broken, goes on; not a multiple of the interval
+    running.path.write_text(text(dynamic_on=True, ops=["max"], step_interval=2, collect_times=0))
+    running.step(2)  # 10 is still collected, 11 not
+    assert running.hooks() == 0
+    running.path.write_text(text(dynamic_on=True, collect_times=1))
+    running.step(4)  # 12 as before; 13
+    running.monitor.close()
+    assert collected(output_dir) == [[3, 4, 5], [6, 8, 10], [13]]
+    assert json.loads(running.path.read_text())["dynamic_on"] is False
+    assert not running.optimizer._optimizer_step_post_hooks
+
+
+def test_losses_are_those_of_an_unmonitored_training(job, output_dir, monkeypatch):
+    running = job(text(dynamic_on=True, xy_distribution=True, param_distribution=True, mv_distribution=True))
+    running.step(3)
+    running.path.write_text(text(dynamic_on=False))
+    running.step(3)
+    model, optimizer = build("mlp")
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(6):
+        loss = model(torch.randn(5, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert running.losses == losses
+
+
+def test_a_compiled_model_shows_its_rows_after_a_dynamic_start(job, output_dir):
+    running = job(text(dynamic_on=False), compile=True)
+    running.step(2)
+    running.path.write_text(text(dynamic_on=True, xy_distribution=True, all_xy=True))
+    running.step(3)
+    running.monitor.close()
+    (directory,) = output_dir.glob("*-rank0-*")
+    coverage = json.loads((directory / "coverage.json").read_text())
+    assert coverage["seen"]["grad_reduced"] == 4
+    # Modules inside the compiled region either have rows or are listed with the reason.
+    listed = {entry["name"].partition(".")[0] for entry in coverage["missing"] if entry["data_type"] == "actv"}
+    shown = set()
+    for path in directory.glob("actv_*.csv"):
+        with path.open() as file:
+            shown |= {row["name"].partition(".")[0] for row in csv.DictReader(file)}
+    assert {"fc1", "relu", "fc2"} <= shown | listed
+
+
+def test_changing_ops_and_activations_while_training(write_config, output_dir):
+    model, optimizer = build("mlp")
+    monitor = TrainerMon(write_config(wg_distribution=True, step_count_per_record=10), params_have_main_grad=False)
+
+    def step(change=None) -> None:
+        loss = model(torch.ones(2, 4)).sum()
+        if change is not None:
+            change()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    monitor.set_monitor(model, 1, optimizer)
+    step()
+    step(lambda: setattr(monitor, "ops", ["max", "min"]))  # in the middle of step 1: from step 2 on
+    step()
+    with pytest.warns(DeprecationWarning, match="reload_xy is deprecated"):
+        monitor.reload_xy(True)
+    step()
+    assert monitor.generate_xy_metrics()[0]["0:fc1.input:0/rank0/actv"] == {"max": 1.0, "min": 1.0}
+    monitor.close()
+    assert collected(output_dir) == [[0, 1], [2], [3]]
+
+
+def test_old_calls_work_and_name_the_new_ones(write_config, output_dir):
+    model, optimizer = build("mlp")
+    with pytest.warns(DeprecationWarning, match="opt_ty is deprecated"):
+        monitor = TrainerMon(write_config(wg_distribution=True), None, False, "unknown")
+    with pytest.warns(DeprecationWarning, match="monitor_gnorm_with_ad"), pytest.raises(TypeError, match="set_monitor"):
+        monitor.monitor_gnorm_with_ad(model, 1)
+    with pytest.warns(DeprecationWarning, match="set_wrapped_optimizer"):
+        monitor.set_wrapped_optimizer(optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        monitor.monitor_gnorm_with_ad(model, 1, start_iteration=5)
+    assert [(warning.category, Path(warning.filename).name) for warning in caught] == [
+        (DeprecationWarning, "test_dynamic.py")
+    ]
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    monitor.close()
+    assert collected(output_dir) == [[5]]
