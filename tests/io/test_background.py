@@ -92,8 +92,10 @@ def test_a_job_may_submit_without_waiting_for_itself() -> None:
     assert background.drain(timeout=10)
     assert taken == [False]
     assert background.losses.lost == 1
+    assert background.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_nothing() -> None:
     background = Background()
     go_on = threading.Event()

@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msmon_io._cells import decode_cell, encode_cell
@@ -13,6 +13,7 @@ from .tables import HOSTILE_NAMES
 any_text = st.text(st.characters(exclude_categories=())) | st.sampled_from(HOSTILE_NAMES)
 
 
+@settings(deadline=None)
 @given(any_text)
 def test_round_trip_on_one_line(text: str) -> None:
     cell = encode_cell(text)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import msmon_io._csv_writer
@@ -71,6 +71,7 @@ def test_reads_the_older_tool_and_writes_its_cells(path: Path, tmp_path: Path) -
 names = st.text(st.characters(exclude_categories=()), max_size=20) | st.sampled_from(HOSTILE_NAMES)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(names, st.integers(0, 9), st.integers(0, 3), st.lists(st.floats(), min_size=2, max_size=2), names)

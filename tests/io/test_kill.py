@@ -110,6 +110,7 @@ def test_tensorboard_and_parquet(tmp_path: Path) -> None:
         assert handed_over - found[-1] <= 1
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_killed_between_writing_and_renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The moment that chance seldom finds: the new file is half written, the old one still in place."""
 

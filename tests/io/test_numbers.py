@@ -21,6 +21,7 @@ def number_lines(values: np.ndarray, is_count: list[bool], ndigits: int) -> list
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
+@settings(deadline=None)
 @given(finite, st.integers(1, 17))
 @example(0.99999999, 6)
 @example(-0.97, 1)
@@ -66,7 +67,7 @@ def test_counts_are_integers() -> None:
     assert number_lines(np.array([values]).T, [True], 6) == texts
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats() | st.floats(-10, 10) | st.floats(-(2**-10), 2**-10, width=32), min_size=1, max_size=60),
     st.integers(1, MAX_BULK_DIGITS),
@@ -93,7 +94,7 @@ def test_bulk_on_many_magnitudes() -> None:
         assert lines == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 6), st.data())
 def test_bulk_rows_with_columns_of_zeros(rows: int, columns: int, data: st.DataObject) -> None:
     value = st.sampled_from([0.0, 0.0, 0.0, -0.0, 3.0, 0.5, math.nan, 1e6])

@@ -208,7 +208,7 @@ class Conformance:
         tensor = self.make(values, "float32")
         whole = self.host(partial(tensor, 0.5, kernel=self.kernel))
         for chunks in (1, 4, 1000):
-            bounds = np.linspace(0, len(values), chunks + 1).astype(int)
+            bounds = np.linspace(0, len(values), chunks + 1).astype(int).tolist()
             parts = [tensor[a:b] for a, b in pairwise(bounds)]
             rows = partial_many(parts, 0.5, kernel=self.kernel)
             while len(rows) > 1:
@@ -246,7 +246,7 @@ class Conformance:
         again = partial_many([self.make(np.array([1.0]), "float32"), tensor], out=out, kernel=self.kernel)
         assert again is out
         assert self.host(out)[:, 0].tolist() == [1.0, 2.0]
-        with pytest.raises(ValueError, match=r"out must be a .*float64.* \[3, 8\]"):
+        with pytest.raises(ValueError, match=r"out must be a (?i:.*float64) \[3, 8\]"):
             partial_many([tensor] * 3, out=out, kernel=self.kernel)
 
     def test_no_tensors(self):

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,7 @@ def test_layers_of_pipeline_stages_are_renumbered(tmp_path: Path) -> None:
 
 
 def test_parts_of_tensors_are_merged_where_the_ranks_differ(tmp_path: Path) -> None:
-    """A holds whole tensors on one rank; B holds uneven parts of the same tensors on three."""
+    """A holds whole tensors on one rank; B holds uneven parts of the same tensors on four, the last one a replica."""
     random = np.random.default_rng(0)
     names = ["a.weight", "b.weight", "b.bias"]
     tensors = {(step, name): random.normal(0.1, 1, 50) for step in range(3) for name in names}
@@ -113,18 +114,22 @@ def test_parts_of_tensors_are_merged_where_the_ranks_differ(tmp_path: Path) -> N
         found = summarize_many(parts, list(OPS), 1e-8)
         return [(*place, *(one[op] for op in OPS)) for place, one in zip(tensors, found, strict=True)]
 
-    def info(count: int) -> dict:
-        return {"tensors": [{"name": name, "vpp_stage": 0, "numel": 50, "local_numel": count} for name in names]}
+    def info(*shards: dict) -> dict:
+        return {"tensors": [{"name": name, "vpp_stage": 0, "numel": 50, "shards": list(shards)} for name in names]}
 
-    write_rank(tmp_path / "a", {"grad_reduced": rows(0, 50)}, ops=OPS, info=info(50))
-    for rank in range(3):
-        start, end = cuts[rank : rank + 2]
-        write_rank(tmp_path / "b", {"grad_reduced": rows(start, end)}, ops=OPS, rank=rank, info=info(end - start))
+    write_rank(tmp_path / "a", {"grad_reduced": rows(0, 50)}, ops=OPS, info=info())
+    for rank, (start, end) in enumerate([*pairwise(cuts), (20, 50)]):
+        shard = {"part": f"{start}:{end}", "local_numel": end - start, "data_types": ["grad_reduced"]}
+        write_rank(tmp_path / "b", {"grad_reduced": rows(start, end)}, ops=OPS, rank=rank, info=info(shard))
     result = diff_runs(tmp_path / "a", tmp_path / "b", rtol=1e-6, atol=1e-9)
     assert [(one.stat, one.a, one.b) for one in result.worst] == []
     assert result.equal
     assert result.compared_values == 3 * 3 * len(OPS)
-    # The same parts without the sizes cannot be told from repeated tensors: then they differ.
+    # Without one of the parts nothing can be said; without run.json they are taken for repeated tensors, and differ.
+    (part,) = (tmp_path / "b").glob("*-rank1-*")
+    part.rename(tmp_path / "elsewhere")
+    with pytest.raises(UnusableRun, match="no value in common"):
+        diff_runs(tmp_path / "a", tmp_path / "b")
     for path in (tmp_path / "b").glob("*/run.json"):
         path.unlink()
     assert not diff_runs(tmp_path / "a", tmp_path / "b", rtol=1e-6).equal

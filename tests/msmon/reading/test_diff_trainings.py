@@ -1,5 +1,7 @@
 """Two real trainings that differ in one layer from one step on: the comparison says which and when."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from msmon.cli import main
 from msmon.reading.diff import diff_runs
 
+from . import training
 from .conftest import CHANGED
 
 Trained = Callable[[str], Path]
@@ -85,3 +88,33 @@ def test_without_activations_a_note_says_that_the_cause_may_lie_elsewhere(traine
     assert result.first[0].data_type == "grad_unreduced"
     assert any("no activations were compared" in note for note in result.notes)
     assert any(note.startswith("only run A recorded param_origin, actv") for note in result.notes)
+
+
+def test_shards_of_two_ranks_are_merged_and_equal_the_whole(tmp_path: Path) -> None:
+    """FSDP2 on two processes against one process with the whole batch: other layouts, the same training."""
+    whole, sharded = tmp_path / "whole", tmp_path / "sharded"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, training.__file__, sharded, str(rank), "2", tmp_path / "rendezvous"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    training.train(whole, steps=4, dropout=False)
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    result = diff_runs(whole, sharded, rtol=1e-3, atol=1e-6)
+    assert not result.first, result.first[0]
+    names = {one.data_type for one in result.one_sided}
+    assert not names & {"grad_reduced", "param_origin", "param_updated", "exp_avg", "exp_avg_sq"}
+    assert result.compared_tensors > 5 * 53
+    assert any(note.startswith("actv_grad, grad_unreduced cannot be compared") for note in result.notes)
+    # A rank alone holds only parts: they are not taken for the whole.
+    (other,) = sharded.glob("*-rank1-*")
+    other.rename(tmp_path / "elsewhere")
+    alone = diff_runs(whole, sharded, rtol=1e-3, atol=1e-6)
+    assert not any(one.data_type == "grad_reduced" for one in alone.first)
+    said = "grad_reduced: of some tensors a part is missing"
+    assert any(said in note for note in alone.notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -25,10 +26,11 @@ class SeededDropout(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
+        self.share = 0.1
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        keep = torch.rand(x.shape, generator=self.generator) > 0.1
-        return x * keep / 0.9
+        keep = torch.rand(x.shape, generator=self.generator) > self.share
+        return x * keep / (1 - self.share)
 
 
 class Linear(nn.Linear):
@@ -153,6 +155,8 @@ def train(
     micro_steps: int = 1,
     rank: int = 0,
     wrap: bool = False,
+    dropout: bool = True,
+    share: tuple[int, int] | None = None,
     **config: object,
 ) -> Path:
     """Train for some steps and return the output directory.
@@ -161,6 +165,8 @@ def train(
         change: what to do to the model or the optimizer just before step `at`.
         seed: of the weights, of dropout and, unless `data_seed` says otherwise, of the data.
         rank: the number under which the monitor writes; ranks trained so do not know of each other.
+        dropout: False: none, as needed where ranks share a batch.
+        share: (rank, number of ranks): FSDP2 shards the model, and this rank takes its share of each batch.
         config: fields of the configuration file.
     """
     from msmon.pytorch import TrainerMon
@@ -181,11 +187,21 @@ def train(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     model = Model(seed)
+    for block in model.blocks:
+        block.mlp.drop.share = 0.1 if dropout else 0.0
+    if share is not None:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
     groups = [{"params": list(block.parameters())} for block in model.blocks]
     rest = [p for name, p in model.named_parameters() if not name.startswith("blocks.")]
     optimizer = torch.optim.AdamW([*groups, {"params": rest}], lr=1e-3)
     root = Wrapped(model) if wrap else model
-    data = torch.Generator().manual_seed(1000 + (seed if data_seed is None else data_seed) + 17 * rank)
+    data = torch.Generator().manual_seed(
+        1000 + (seed if data_seed is None else data_seed) + 17 * (rank if share is None else 0)
+    )
     try:
         with (
             mock.patch.dict(os.environ, {"MONITOR_OUTPUT_DIR": str(directory), "RANK": str(rank)}),
@@ -197,6 +213,8 @@ def train(
                     change(model, optimizer)
                 for _ in range(micro_steps):
                     tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH + 1), generator=data)
+                    if share is not None:
+                        tokens = tokens.chunk(share[1])[share[0]]
                     logits = root(tokens[:, :-1])
                     loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
                     (loss / micro_steps).backward()
@@ -205,3 +223,19 @@ def train(
     finally:
         torch.set_num_threads(threads)
     return directory
+
+
+def train_sharded(directory: Path, rank: int, world_size: int, rendezvous: Path) -> None:
+    """One rank of an FSDP training, each rank with its share of every batch."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    try:
+        train(directory, rank=rank, share=(rank, world_size), steps=4, dropout=False)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    train_sharded(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

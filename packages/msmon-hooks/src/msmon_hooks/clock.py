@@ -77,7 +77,7 @@ class Clock:
         """Returns a number that counts up within the step, from 0. Threads may call it at once."""
         self._forwards: dict[int, int] = {}
         self._backward: int | None = None
-        self._trace = trace or (lambda event, step, micro_step: None)
+        self._trace = trace if trace is not None else lambda event, step, micro_step: None
         self._schedule = schedule or Schedule()
         self.sampled = self._schedule.samples(self.step, self.taken)
         """Whether the step in flight is recorded."""

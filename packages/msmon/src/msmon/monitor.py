@@ -47,8 +47,8 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
     framework: str
     """Import name of the framework."""
-    optimizer_method: str = "step"
-    """The method of an optimizer that updates the weights."""
+    optimizer_methods: tuple[str, ...] = ("step",)
+    """The methods of an optimizer that may update the weights; one of them must be there."""
 
     def __init__(
         self,
@@ -145,10 +145,9 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         models = self._find_models(model)
         _check_integer("grad_acc_steps", grad_acc_steps, 1)
         _check_integer("start_iteration", start_iteration, 0)
-        if not callable(getattr(optimizer, self.optimizer_method, None)):
-            raise TypeError(
-                f"set_monitor: optimizer must have a method {self.optimizer_method}(), got {type(optimizer).__name__}"
-            )
+        if not any(callable(getattr(optimizer, method, None)) for method in self.optimizer_methods):
+            methods = " or ".join(f"{method}()" for method in self.optimizer_methods)
+            raise TypeError(f"set_monitor: optimizer must have a method {methods}, got {type(optimizer).__name__}")
         self.close()
         self._dp_group, self._tp_group = dp_group, tp_group
         self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=_NEVER)
@@ -186,11 +185,11 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             return {}, {}
         hooks = self._attachment.weight_hooks if self._attachment is not None and self._clock.in_step else None
         current = current_gradients(hooks, self._session.config, self._rank) if hooks is not None else None
-        return current or self._metrics("grad_reduced", "grad_unreduced")
+        return current or (self._metrics("grad_reduced"), self._metrics("grad_unreduced"))
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
         """Statistics of the activations and of their gradients, of the last step. Waits for the device."""
-        return self._metrics("actv", "actv_grad")
+        return self._metrics("actv"), self._metrics("actv_grad")
 
     @property
     def ops(self) -> list[str]:
@@ -244,11 +243,11 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         )
         return Session(config, place, run_dir, self._make_buffer(), owner=self)
 
-    def _metrics(self, *data_types: str) -> Any:
+    def _metrics(self, data_type: str) -> Metrics:
         if self._session is None:
-            return tuple({} for _ in data_types)
+            return {}
         self._session.pipeline.drain()
-        return tuple(self._session.pipeline.metrics(data_type) for data_type in data_types)
+        return self._session.pipeline.metrics(data_type)
 
     def _after_step(self, event: StepEnd) -> None:
         """A step is over: what is in force for the next one?"""

@@ -1,23 +1,12 @@
-"""Settings of Adam-like optimizers."""
+"""Settings of PyTorch's Adam-like optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
-
-from msmon_hooks.torch.parameters import Weight
-
-
-@frozen(kw_only=True)
-class AdamSettings:
-    """How the moments of one parameter were accumulated."""
-
-    betas: tuple[float, float]
-    eps: float
-    step: Any
-    """Updates so far: a number, or a tensor with one element where the optimizer keeps it on the device."""
+from msmon_hooks.adam import AdamSettings
+from msmon_hooks.parameters import Weight
 
 
 class AdamGroups:

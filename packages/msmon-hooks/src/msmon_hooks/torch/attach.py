@@ -9,32 +9,36 @@ from attrs import evolve
 from torch import nn
 
 from msmon_hooks._events import Observer, StepEnd
+from msmon_hooks.activation_gradients import ActivationGradients
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part, logger
+from msmon_hooks.hooks import Hook
+from msmon_hooks.l2_hooks import L2Hooks
+from msmon_hooks.module_stacks import StackHooks
+from msmon_hooks.module_structs import StructureHooks
+from msmon_hooks.modules import ModuleHooks
+from msmon_hooks.momentum import DIRECTION, MomentumHooks
+from msmon_hooks.parameters import Weight, split_by_request
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import Request
 from msmon_hooks.short_names import ShortNames
-from msmon_hooks.torch.activation_gradients import ActivationGradients
+from msmon_hooks.torch.adam import AdamGroups
 from msmon_hooks.torch.collectives import CollectiveHooks
+from msmon_hooks.torch.collectives.writes import writes
+from msmon_hooks.torch.directions import agreement
+from msmon_hooks.torch.framework import TORCH
 from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.groups import Groups
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.l2_features import L2Hooks
 from msmon_hooks.torch.loss_scale import LossScale
 from msmon_hooks.torch.model_changes import ModelChanges
 from msmon_hooks.torch.module_calls import ModuleCalls
-from msmon_hooks.torch.module_stacks import StackHooks
-from msmon_hooks.torch.module_structs import StructureHooks
-from msmon_hooks.torch.modules import ModuleHooks
-from msmon_hooks.torch.momentum import DIRECTION, MomentumHooks
 from msmon_hooks.torch.named_modules import named_modules
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
-from msmon_hooks.torch.parameters import Weight, split_by_request
-from msmon_hooks.torch.training_forwards import TrainingForwards
-from msmon_hooks.torch.weights import WeightHooks, WeightParts
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
+from msmon_hooks.training_forwards import TrainingForwards
+from msmon_hooks.weights import WeightHooks, WeightParts
 
 
 class Attachment:
@@ -170,7 +174,7 @@ class Attachment:
         owned.callback(self._weight_registrations.close)
         # An engine may consume its gradients in the middle of the step, and says so itself.
         self._says_so = self._source.attach_update(self._gradients_ready, owned)
-        forwards = self.forwards = TrainingForwards(self._models, self._clock, self._part("steps"))
+        forwards = self.forwards = TrainingForwards(TORCH, self._models, self._clock, self._part("steps"))
         owned.callback(forwards.close)
         forwards.attach(self._calls)
         changes = ModelChanges(self._models, self._source.optimizer, self._model_changed)
@@ -190,7 +194,12 @@ class Attachment:
 
     def _make_module_hooks(self, forwards: TrainingForwards) -> None:
         request, owned = self._request, self.registrations
-        common: dict[str, Any] = {"clock": self._clock, "observer": self._observer, "coverage": self._coverage}
+        common: dict[str, Any] = {
+            "framework": TORCH,
+            "clock": self._clock,
+            "observer": self._observer,
+            "coverage": self._coverage,
+        }
         if request.activations or request.activation_gradients:
             gradients = None
             if request.activation_gradients:
@@ -246,6 +255,8 @@ class Attachment:
             self._hook_weights()
 
     def _hook_collectives(self) -> None:
+        if self._modules is not None:
+            writes.watch(self.registrations)
         if self._request.collectives is not None:
             self._collectives = CollectiveHooks(
                 self._request.collectives,
@@ -281,6 +292,7 @@ class Attachment:
             self.weight_hooks.attach(self._weight_registrations)
         if request.sign_agreement is not None or histograms:
             self._momentum = MomentumHooks(
+                framework=TORCH,
                 weights=taken,
                 source=self._source,
                 clock=self._clock,
@@ -288,13 +300,15 @@ class Attachment:
                 coverage=self._coverage,
                 directions=self._part("agreement of gradient and momentum"),
                 histograms=self._part("histograms of Adam's update"),
-                sign_agreement=request.sign_agreement,
+                sign_agreement=None if request.sign_agreement is None else agreement(request.sign_agreement),
                 adam_histograms=request.adam_histograms,
+                settings=lambda optimizer: AdamGroups(optimizer).settings,
             )
 
     def _make_weight_hooks(self, weights: list[Weight]) -> WeightHooks:
         request = self._request
         return WeightHooks(
+            framework=TORCH,
             weights=weights,
             source=self._source,
             clock=self._clock,
@@ -331,6 +345,9 @@ class Attachment:
     # Steps
 
     def _step_begins(self) -> None:
+        if self._clock.sampled:
+            # A root that was compiled meanwhile calls no hook that could have noticed.
+            self._calls.refresh()
         for hooks in (self.weight_hooks, self._momentum, self._features):
             if hooks is not None:
                 hooks.step_begins()

@@ -1,30 +1,27 @@
-"""Process groups in which ranks hold the same tensors, and which of the ranks writes them."""
+"""PyTorch's process groups."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
 from torch import distributed
 
+from msmon_hooks import groups
+
 
 @frozen(kw_only=True)
-class Groups:
-    """The groups that the training script names, and the ranks that are monitored."""
+class Groups(groups.Groups):
+    """See :class:`msmon_hooks.groups.Groups`; a group is a process group or a one-dimensional device mesh."""
 
-    data_parallel: Any = None
-    """After the reduction all ranks of it hold the same gradients."""
-    tensor_parallel: Any = None
-    """Parameters that are not split are the same on all ranks of it."""
-    monitored: tuple[int, ...] = ()
-    """Ranks that have a monitor. Empty: all."""
+    def ranks(self, group: Any) -> Sequence[int]:
+        """Global ranks of a group, in its order."""
+        return group_ranks(group)
 
-    def writes_for(self, group: Any) -> bool:
-        """Whether this rank is the first monitored one of ``group``; also where there is no group."""
-        if group is None:
-            return True
-        ranks = [rank for rank in group_ranks(group) if not self.monitored or rank in self.monitored]
-        return not ranks or distributed.get_rank() == ranks[0]
+    def rank(self) -> int:
+        """Global rank of this process."""
+        return distributed.get_rank()
 
 
 def group_ranks(group: Any) -> list[int]:

@@ -9,8 +9,9 @@ import torch
 from attrs import define, field
 from torch import nn
 
+from msmon_hooks.call_hooks import AfterCall, BeforeCall
+from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Registrations, Removable
-from msmon_hooks.torch.hooks import Hook
 
 
 def _find_is_compiling() -> Callable[[], bool]:
@@ -26,39 +27,30 @@ is_compiling = _find_is_compiling()
 nothing in the compiled graph, no break, no guard."""
 
 
-class ModuleHook(Hook):
-    """A hook on a module's forward. Subclasses say in :meth:`fire` what it does.
+class _Registered(Hook):
+    """What a module holds of a hook.
 
     Traced by torch.compile it does nothing. A graph break at every module would show the tensors, but it also takes
     apart what the compiler fuses, and with it changes the losses (seen in bfloat16).
     """
 
-    muted = False
-    """The call is watched from outside of its compiled region."""
-
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The module is called, or has returned ``output``."""
-        raise NotImplementedError
+    def __init__(self, hook: BeforeCall | AfterCall) -> None:
+        self.hook = hook
+        self.muted = False
+        """The call is watched from outside of its compiled region."""
 
 
-class BeforeCall(ModuleHook):
-    """Fires before a module runs; ``output`` is None."""
-
+class _Before(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_compiling() and not self.muted:
-            self.fire(module, args, kwargs, None)
+            self.hook.fire(module, args, kwargs, None)
 
 
-class AfterCall(ModuleHook):
-    """Fires after a module has run."""
-
-    always = False
-    """Also when the module raised; ``output`` is None then."""
-
+class _After(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         # torch leaves the keyword arguments out where the module raised.
         if not is_compiling() and not self.muted:
-            self.fire(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+            self.hook.fire(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
 
 
 @define(slots=True, eq=False)
@@ -66,7 +58,7 @@ class _Watched:
     """A hooked module."""
 
     module: nn.Module
-    handles: dict[ModuleHook, Removable] = field(factory=dict)
+    handles: dict[BeforeCall | AfterCall, tuple[_Registered, Removable]] = field(factory=dict)
     """The hooks in the order in which they run, and what takes each off."""
     compiled: Any = None
     """The replacement of the module's compiled call, where there is one."""
@@ -87,16 +79,18 @@ class ModuleCalls:
         """Run ``hook`` at each call of ``module``, behind the hooks that are there."""
         watched = self._watched.setdefault(id(module), _Watched(module))
         if isinstance(hook, BeforeCall):
-            handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+            registered: _Registered = _Before(hook)
+            handle = module.register_forward_pre_hook(registered, with_kwargs=True)
         else:
-            handle = module.register_forward_hook(hook, with_kwargs=True, always_call=hook.always)
-        watched.handles[hook] = handle
+            registered = _After(hook)
+            handle = module.register_forward_hook(registered, with_kwargs=True, always_call=hook.always)
+        watched.handles[hook] = (registered, handle)
         self._wrap(watched)
 
     def remove(self, module: nn.Module, hook: BeforeCall | AfterCall) -> None:
         """Take a hook off."""
         watched = self._watched[id(module)]
-        watched.handles.pop(hook).remove()
+        watched.handles.pop(hook)[1].remove()
         if not watched.handles:
             watched.patch.close()
             del self._watched[id(module)]
@@ -126,25 +120,25 @@ class ModuleCalls:
         """Take all hooks off all modules."""
         for watched in list(self._watched.values()):
             for hook in list(watched.handles):
-                self.remove(watched.module, hook)  # type: ignore[arg-type]
+                self.remove(watched.module, hook)
 
 
 def _call(watched: _Watched, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # A copy, since a hook may take itself off. Where the compiler gives up it runs the module as it is, hooks and
     # all: these are muted, or the call would be seen twice.
-    hooks = list(watched.handles)
+    hooks = {hook: registered for hook, (registered, _) in watched.handles.items()}
     for hook in hooks:
         if isinstance(hook, BeforeCall):
             hook.fire(watched.module, args, kwargs, None)
     output, returned = None, False
-    for hook in hooks:
-        hook.muted = True
+    for registered in hooks.values():
+        registered.muted = True
     try:
         output = original(*args, **kwargs)
         returned = True
     finally:
-        for hook in hooks:
-            hook.muted = False
+        for hook, registered in hooks.items():
+            registered.muted = False
             if isinstance(hook, AfterCall) and (returned or hook.always):
                 hook.fire(watched.module, args, kwargs, output)
     return output

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from msmon_hooks.guard import Part
+from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.hooks import Hook
 
 
 class OptimizerSteps:

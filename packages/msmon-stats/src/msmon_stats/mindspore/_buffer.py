@@ -61,14 +61,17 @@ class PartialBuffer:
         return handles
 
     def put(self, values: Any) -> int:
-        """Let up to 8 numbers ride in the same transfer; the columns that stay free are 0."""
-        flat = values.reshape(1, -1)
+        """Let numbers ride in the same transfer; see :meth:`msmon_stats.torch.PartialBuffer.put`."""
+        flat = values.reshape(-1)
+        count = max(-(-flat.shape[0] // WIDTH), 1)
+        free = count * WIDTH - flat.shape[0]
         if on_host(values):
-            row = np.zeros((1, WIDTH))
-            row[:, : flat.shape[1]] = flat.asnumpy()
-            return self._append(row, 1)[0]
-        free = mint.zeros((1, WIDTH - flat.shape[1]), dtype=flat.dtype)
-        return self._append(ops.concat((flat, free), 1), 1)[0]
+            rows = np.zeros(count * WIDTH)
+            rows[: flat.shape[0]] = flat.asnumpy()
+            return self._append(rows.reshape(count, WIDTH), count)[0]
+        if free:
+            flat = ops.concat((flat, mint.zeros((free,), dtype=flat.dtype)))
+        return self._append(flat.reshape(count, WIDTH), count)[0]
 
     def transfer(self) -> Transfer:
         """Hand over the rows of this step and start again at handle 0."""

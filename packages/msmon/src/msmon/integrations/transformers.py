@@ -80,7 +80,8 @@ def _wrapped(model: Any, frame: FrameType | None) -> Any:
         if frame is None:
             break
         caller = frame.f_locals.get("self")
-        if getattr(caller, "model", None) is model and getattr(caller, "model_wrapped", None) is not None:
-            return caller.model_wrapped
+        wrapped = getattr(caller, "model_wrapped", None)
+        if wrapped is not None and getattr(caller, "model", None) is model:
+            return wrapped
         frame = frame.f_back
     return model

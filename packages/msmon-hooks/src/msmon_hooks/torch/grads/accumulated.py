@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from msmon_hooks.hooks import Hook
+from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.source import OnReady
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.parameters import Weight
 
 
 class Accumulated(Hook):

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
+from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.accumulated import hook_accumulation
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
-from msmon_hooks.torch.parameters import Weight
 from msmon_hooks.torch.wrappers import is_a
 
 

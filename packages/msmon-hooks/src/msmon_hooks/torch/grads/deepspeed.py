@@ -11,13 +11,13 @@ from torch import nn
 
 from msmon_hooks._events import Shard
 from msmon_hooks.guard import logger
+from msmon_hooks.hooks import Hook
+from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.deepspeed_parts import find_parts
 from msmon_hooks.torch.grads.first_hook import register_first
 from msmon_hooks.torch.grads.local_sums import LocalSums
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.parameters import Weight
 from msmon_hooks.torch.wrappers import is_a
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from msmon_hooks.torch.hooks import Hook
+from msmon_hooks.hooks import Hook
 
 
 def register_first(parameter: nn.Parameter, hook: Hook) -> Any:

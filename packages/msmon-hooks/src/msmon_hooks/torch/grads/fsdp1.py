@@ -10,11 +10,11 @@ from attrs import frozen
 from torch import nn
 
 from msmon_hooks._events import Shard
+from msmon_hooks.hooks import Hook
+from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.accumulated import hook_accumulation
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.parameters import Weight
 from msmon_hooks.torch.wrappers import is_a
 
 _NEEDED = ("_params", "_shapes", "_numels_with_padding", "_is_padding_mask", "_shard_param_infos")

@@ -10,11 +10,11 @@ from attrs import evolve
 from torch import nn
 
 from msmon_hooks._events import Shard
+from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.accumulated import hook_accumulation
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
-from msmon_hooks.torch.parameters import Weight
 from msmon_hooks.torch.wrappers import is_a
 
 _NEEDED = ("sharded_param", "unsharded_accumulated_grad", "accumulate_unsharded_grad_if_needed")

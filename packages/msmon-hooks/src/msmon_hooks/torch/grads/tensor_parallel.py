@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from msmon_hooks._events import Shard
+from msmon_hooks.parameters import Weight
 from msmon_hooks.torch.grads.plain import PlainGradients
 from msmon_hooks.torch.mesh_shards import is_partial, mesh_shard
-from msmon_hooks.torch.parameters import Weight
 
 PARTIAL = "until the optimizer's step each rank holds only a summand of it"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -22,21 +22,26 @@ Mask = npt.NDArray[np.bool_]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Parts:
-    """How many elements of each row's tensor each rank holds."""
+    """Which part of each row's tensor each rank holds."""
 
-    local: Floats
-    """(ranks, rows); NaN where `run.json` does not say."""
-    sharded: Mask
-    """(rows): do the ranks hold different parts of it?"""
+    count: Floats
+    """(ranks, rows): elements of the part; 0 where the rank holds none, or one that an earlier rank holds too."""
+    whole: Floats
+    """(rows): elements of the whole tensor where the ranks hold parts, else NaN."""
+
+    @property
+    def sharded(self) -> Mask:
+        """(rows): do the ranks hold different parts?"""
+        return ~np.isnan(self.whole)
 
 
 def merged_blocks(blocks: Sequence[Iterator[Block]], one: SidedRun, index: Index) -> Iterator[Block]:
     """The statistics of whole tensors from those of their parts.
 
-    Where the ranks hold parts, min, max, absmax, nans, infs, norm, rms, mean and zeros follow exactly from those of the
-    parts, std too if mean is there; another statistic is dropped. Where every rank holds the whole tensor, or
-    `run.json` does not say, the first rank that has a value gives it; but min, max and absmax are always taken over all
-    ranks.
+    Where the ranks hold parts, min, max, absmax, nans, infs, norm, rms, mean and zeros follow from those of the parts,
+    std too if mean is there; another statistic is dropped, and so is a tensor of which a part is missing. Where every
+    rank holds the whole tensor, or `run.json` does not say, the first rank that has a value gives it; but min, max and
+    absmax are always taken over all ranks.
     """
     parts = _parts(one, index)
     for together in zip(*blocks, strict=True):
@@ -48,12 +53,20 @@ def merged_blocks(blocks: Sequence[Iterator[Block]], one: SidedRun, index: Index
             present=np.asarray(present.any(axis=0)),
         )
         for number, stat in enumerate(index.stats):
-            merged.values[number] = _first(values[:, number], present[:, number])
+            here = present[:, number]
+            merged.values[number] = _first(values[:, number], here)
             if stat in _EXTREMES:
-                merged.values[number] = _EXTREMES[stat](values[:, number], present[:, number])
-            elif parts.sharded.any():
-                mean = values[:, index.stats.index("mean")] if "mean" in index.stats else None
-                whole = _whole(stat, values[:, number], present[:, number], parts.local[:, None], mean)
+                merged.values[number] = _EXTREMES[stat](values[:, number], here)
+            if not parts.sharded.any():
+                continue
+            mean = values[:, index.stats.index("mean")] if "mean" in index.stats else None
+            count = np.where(here, parts.count[:, None], 0.0)
+            complete = count.sum(axis=0) == parts.whole
+            merged.present[number] &= complete | ~parts.sharded
+            if (here.any(axis=0) & ~complete & parts.sharded).any():
+                one.run.note(f"{index.data_type}: of some tensors a part is missing; they are not compared there")
+            if stat not in _EXTREMES:
+                whole = _whole(stat, values[:, number], count, mean)
                 merged.present[number, :, parts.sharded] &= whole is not None
                 if whole is not None:
                     merged.values[number] = np.where(parts.sharded, whole, merged.values[number])
@@ -63,23 +76,29 @@ def merged_blocks(blocks: Sequence[Iterator[Block]], one: SidedRun, index: Index
 
 def _parts(one: SidedRun, index: Index) -> Parts:
     rename = one.renamer()
-    local = np.full((len(one.run.ranks), len(index.rows)), np.nan)
+    count = np.zeros((len(one.run.ranks), len(index.rows)))
     whole = np.full(len(index.rows), np.nan)
     rows_of: dict[TensorKey, list[int]] = {}
     for row, number in index.rows.items():
         rows_of.setdefault(row.tensor, []).append(number)
+    seen: set[tuple[TensorKey, str]] = set()
     for at, rank in enumerate(one.run.ranks.values()):
-        entries = rank.info.get("tensors")
-        for entry in entries if isinstance(entries, list) else ():
-            if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
-                continue
-            stage = entry.get("vpp_stage", 0)
-            rows = rows_of.get(rename(TensorKey(rank.pp_stage, stage if isinstance(stage, int) else 0, entry["name"])))
-            if rows and type(entry.get("numel")) is int and type(entry.get("local_numel")) is int:
-                local[at, rows] = entry["local_numel"]
-                whole[rows] = entry["numel"]
-    with np.errstate(invalid="ignore"):
-        return Parts(local=local, sharded=np.asarray((local < whole).any(axis=0)))
+        for entry in _entries(rank.info.get("tensors")):
+            stage = entry.get("vpp_stage")
+            key = rename(TensorKey(rank.pp_stage, stage if isinstance(stage, int) else 0, entry["name"]))
+            for shard in _entries(entry.get("shards"), "part"):
+                if key in rows_of and index.data_type in shard.get("data_types", ()):
+                    whole[rows_of[key]] = entry.get("numel", 0)
+                    if (key, shard["part"]) not in seen:
+                        seen.add((key, shard["part"]))
+                        count[at, rows_of[key]] += shard.get("local_numel", 0)
+    return Parts(count=count, whole=whole)
+
+
+def _entries(found: object, name: str = "name") -> Iterator[Mapping[str, Any]]:
+    for entry in found if isinstance(found, list) else ():
+        if isinstance(entry, Mapping) and isinstance(entry.get(name), str):
+            yield entry
 
 
 def _first(values: Floats, present: Mask) -> Floats:
@@ -98,16 +117,14 @@ def _largest(values: Floats, present: Mask) -> Floats:
 _EXTREMES = {"min": _smallest, "max": _largest, "absmax": _largest}
 
 
-def _whole(
-    stat: str,
-    values: Floats,
-    present: Mask,
-    count: Floats,
-    mean: Floats | None,
-) -> Floats | None:
-    """A statistic of a whole tensor, None where it does not follow; arrays of shape (ranks, steps, rows)."""
-    values = np.where(present, values, 0.0)
-    count = np.where(present, np.nan_to_num(count), 0.0)
+def _whole(stat: str, values: Floats, count: Floats, mean: Floats | None) -> Floats | None:
+    """A statistic of whole tensors, None where it does not follow.
+
+    Args:
+        values, mean: of the parts, (ranks, steps, rows).
+        count: elements of the parts, the same shape; 0 for those that do not count.
+    """
+    values = np.where(count > 0, values, 0.0)
     total = np.sum(count, axis=0)
     whole: Floats | None = None
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -120,9 +137,9 @@ def _whole(
         elif stat == "rms":
             whole = np.sqrt(np.sum(values**2 * count, axis=0) / total)
         elif stat == "std" and mean is not None:
-            mean = np.where(present, mean, 0.0)
+            mean = np.where(count > 0, mean, 0.0)
             # A part of one element has no std.
-            within = np.sum(np.nan_to_num(values**2) * np.maximum(count - 1, 0), axis=0)
+            within = np.sum(np.where(count > 1, values**2 * (count - 1), 0.0), axis=0)
             center = np.sum(mean * count, axis=0) / total
             whole = np.sqrt((within + np.sum((mean - center) ** 2 * count, axis=0)) / (total - 1))
     return whole

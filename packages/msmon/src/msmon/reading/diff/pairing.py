@@ -65,7 +65,9 @@ class Pairs:
 
 def same_layout(a: Run, b: Run) -> bool:
     """Do the ranks of both runs correspond?"""
-    return {r: one.pp_stage for r, one in a.ranks.items()} == {r: one.pp_stage for r, one in b.ranks.items()}
+    sizes = {run.info.get("world_size") for run in (a, b)} - {None}
+    stages = [{rank: one.pp_stage for rank, one in run.ranks.items()} for run in (a, b)]
+    return len(sizes) < 2 and stages[0] == stages[1]
 
 
 def pair_runs(a: SidedRun, b: SidedRun) -> Pairs:

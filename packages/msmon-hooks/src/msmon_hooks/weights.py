@@ -7,20 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from attrs import frozen
 
 from msmon_hooks._events import Observer, Shard, TensorRef
 from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.framework import Framework
+from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import Part, logger
+from msmon_hooks.loss_scale import LossScale
+from msmon_hooks.measured import Measured
+from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.grads.source import GradientSource
-from msmon_hooks.torch.loss_scale import LossScale
-from msmon_hooks.torch.measured import Measured, dtype_name
-from msmon_hooks.torch.mesh_shards import local_part
-from msmon_hooks.torch.parameters import Weight
 
 _MISSING = {
     "grad_unreduced": "no gradient",
@@ -47,6 +46,7 @@ class WeightHooks:
     def __init__(
         self,
         *,
+        framework: Framework,
         weights: Sequence[Weight],
         source: GradientSource,
         clock: Clock,
@@ -57,13 +57,14 @@ class WeightHooks:
         loss_scale: LossScale,
     ) -> None:
         self.weights = weights
+        self._framework = framework
         self._source = source
         self._clock = clock
         self._observer = observer
         self._coverage = coverage
         self._parts = parts
         self._each_micro_step = each_micro_step and source.each_micro_step
-        self._measured = Measured()
+        self._measured = Measured(framework)
         self._unhooked: list[Weight] = []
         self._registrations: Registrations | None = None
         self._shards: dict[tuple[str, int], Shard | None] = {}
@@ -113,9 +114,7 @@ class WeightHooks:
         part = self._parts.gradients
         return part is not None and self._clock.sampled and part.enabled
 
-    def gradient_ready(
-        self, weight: Weight, gradient: torch.Tensor, micro_step: int | None, scale: Any, complete: bool
-    ) -> None:
+    def gradient_ready(self, weight: Weight, gradient: Any, micro_step: int | None, scale: Any, complete: bool) -> None:
         """A backward has completed the gradient of a parameter; see :class:`OnReady`."""
         part = self._parts.gradients
         if part is None or not self.wants_gradients:
@@ -178,7 +177,7 @@ class WeightHooks:
         self._unreduced.clear()
         self._source.step_ends()
 
-    def current_gradients(self) -> list[tuple[Weight, torch.Tensor]]:
+    def current_gradients(self) -> list[tuple[Weight, Any]]:
         """The gradients that the optimizer would consume now."""
         found = ((weight, self._source.reduced(weight)) for weight in self._written["grad_reduced"])
         return [(weight, gradient) for weight, gradient in found if gradient is not None]
@@ -197,7 +196,7 @@ class WeightHooks:
             self._read("grad_unreduced", *_columns(rest), micro_step=micro_step, scale=scale)
         self._read("grad_reduced", weights, gradients, scale=scale)
 
-    def _read_early(self, weights: list[Weight], gradients: list[torch.Tensor], scale: Any) -> None:
+    def _read_early(self, weights: list[Weight], gradients: list[Any], scale: Any) -> None:
         """The accumulation ended at another micro-step than announced."""
         if self._source.reads_grad_at_step:
             # What backward left is still there.
@@ -209,7 +208,7 @@ class WeightHooks:
             )
 
     def _read_moments(self) -> None:
-        found: dict[str, list[tuple[Weight, torch.Tensor]]] = {"exp_avg": [], "exp_avg_sq": []}
+        found: dict[str, list[tuple[Weight, Any]]] = {"exp_avg": [], "exp_avg_sq": []}
         written = {name: set(self._written[name]) for name in found}
         for weight in self.weights:
             for name, value in self._source.moments(weight).items():
@@ -237,7 +236,7 @@ class WeightHooks:
         self,
         data_type: str,
         weights: Sequence[Weight],
-        tensors: Sequence[torch.Tensor],
+        tensors: Sequence[Any],
         *,
         reuse: bool = True,
         micro_step: int | None = None,
@@ -258,7 +257,7 @@ class WeightHooks:
             [handle if handle is not None else -1 for handle in handles],
         )
 
-    def _ref(self, data_type: str, weight: Weight, tensor: torch.Tensor, micro_step: int | None) -> TensorRef:
+    def _ref(self, data_type: str, weight: Weight, tensor: Any, micro_step: int | None) -> TensorRef:
         call_id = self._clock.next_call_id()
         in_backward = data_type == "grad_unreduced"
         return self._refs.ref(
@@ -268,8 +267,8 @@ class WeightHooks:
             micro_step if in_backward and self._each_micro_step else None,
             call_id,
             (call_id if in_backward else weight.index,),
-            local_part(tensor).shape,
-            dtype_name(tensor.dtype),
+            self._framework.shape(tensor),
+            self._framework.dtype(tensor),
             shard=self._shards[data_type, weight.index],
         )
 
@@ -282,7 +281,7 @@ class WeightHooks:
             part.run(self._source.attach, unfrozen, _Ready(self), registrations)
 
 
-def _columns(entries: Sequence[tuple[Weight, torch.Tensor]]) -> tuple[list[Weight], list[torch.Tensor]]:
+def _columns(entries: Sequence[tuple[Weight, Any]]) -> tuple[list[Weight], list[Any]]:
     return [weight for weight, _ in entries], [tensor for _, tensor in entries]
 
 
@@ -300,7 +299,7 @@ class _Ready:
     def __call__(
         self,
         weight: Weight,
-        gradient: torch.Tensor,
+        gradient: Any,
         micro_step: int | None = None,
         scale: Any = None,
         complete: bool = False,

@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from attrs import define
-from torch import nn
 
 from msmon_hooks._events import Observer
 from msmon_hooks._ref_cache import RefCache
+from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import NOT_FIRED, Coverage
+from msmon_hooks.framework import Framework
 from msmon_hooks.guard import Part, logger
 from msmon_hooks.l2_features import Feature, has_linear_weight, l2_name
 from msmon_hooks.names import tensor_leaves
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Target, Targets
-from msmon_hooks.torch.backward import in_backward
-from msmon_hooks.torch.mesh_shards import mesh_shard
-from msmon_hooks.torch.module_calls import AfterCall, BeforeCall, ModuleCalls
-from msmon_hooks.torch.parameters import is_tensor
-from msmon_hooks.torch.training_forwards import TrainingForwards
+from msmon_hooks.training_forwards import TrainingForwards
 
 _OF_WEIGHTS = ("linear_hook", "moe_router_weight_hook")
 
@@ -36,7 +32,7 @@ class _Use:
     vpp_stage: int
     index: int
     compute: Callable[..., Any]
-    module: nn.Module
+    module: Any
     named: bool
     """The configuration names the module; else it only qualified."""
     step: int = -1
@@ -62,6 +58,7 @@ class L2Hooks:
     def __init__(
         self,
         *,
+        framework: Framework,
         clock: Clock,
         observer: Observer,
         coverage: Coverage,
@@ -69,6 +66,7 @@ class L2Hooks:
         forwards: TrainingForwards,
         calls: ModuleCalls,
     ) -> None:
+        self.framework = framework
         self.clock = clock
         self.part = part
         self.forwards = forwards
@@ -76,12 +74,12 @@ class L2Hooks:
         self._coverage = coverage
         self._calls = calls
         self._weights: list[_Use] = []
-        self._hooked: list[tuple[nn.Module, BeforeCall | AfterCall]] = []
+        self._hooked: list[tuple[Any, BeforeCall | AfterCall]] = []
         self._refs = RefCache()
         self._reported: set[str] = set()
 
     def attach(
-        self, modules: Mapping[tuple[int, str], nn.Module], features: Mapping[str, Feature], names: ShortNames
+        self, modules: Mapping[tuple[int, str], Any], features: Mapping[str, Feature], names: ShortNames
     ) -> None:
         """Hook the modules of every feature; called again, those of the model as it is now."""
         self._detach()
@@ -94,7 +92,7 @@ class L2Hooks:
                 if targets.module(stage, name) is None:
                     continue
                 named = bool(feature.modules)
-                if not named and not has_linear_weight(module, _weight(module)):
+                if not named and not has_linear_weight(module, self.framework.weight(module)):
                     continue
                 short = names(stage, name)
                 self._add(_Use(kind, short, stage, index, feature.compute, module, named))
@@ -128,17 +126,17 @@ class L2Hooks:
                 self.part.run(self._of_weight, use)
 
     def _of_weight(self, use: _Use) -> None:
-        weight = _weight(use.module)
+        weight = self.framework.weight(use.module)
         if weight is None:
             self._refuse(use, "the module has no weight")
-        elif mesh_shard(weight) is not None:
+        elif self.framework.is_sharded(weight):
             self._refuse(use, "the weight is sharded, and a part does not tell of the whole")
         else:
             self._compute(use, None, l2_name(use.kind, use.name), weight)
 
-    def of_call(self, use: _Use, tensors: list[torch.Tensor]) -> None:
+    def of_call(self, use: _Use, tensors: list[Any]) -> None:
         """A module is called, or has returned; ``tensors`` are what its feature looks at."""
-        if in_backward() or not self.forwards.recording(use.vpp_stage):
+        if self.framework.in_backward() or not self.forwards.recording(use.vpp_stage):
             return
         needed = 2 if use.kind == "attention_hook" else 1
         if len(tensors) < needed:
@@ -147,7 +145,7 @@ class L2Hooks:
         micro_step = self.clock.micro_step_of(use.vpp_stage)
         self._compute(use, micro_step, use.row_name(self.clock.step, micro_step), *tensors[:needed])
 
-    def _compute(self, use: _Use, micro_step: int | None, name: str, *tensors: torch.Tensor) -> None:
+    def _compute(self, use: _Use, micro_step: int | None, name: str, *tensors: Any) -> None:
         try:
             numbers = use.compute(*tensors)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -182,9 +180,9 @@ class _Attention(BeforeCall):
         self.owner = owner
         self.use = use
 
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.owner.clock.sampled and self.use.enabled:
-            tensors = [value for value in (*args, *kwargs.values()) if is_tensor(value)]
+            tensors = [value for value in (*args, *kwargs.values()) if self.owner.framework.is_tensor(value)]
             self.owner.part.run(self.owner.of_call, self.use, tensors)
 
 
@@ -193,15 +191,7 @@ class _Logits(AfterCall):
         self.owner = owner
         self.use = use
 
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.owner.clock.sampled and self.use.enabled:
-            tensors = [tensor for _, tensor in tensor_leaves(output, is_tensor)]
+            tensors = [tensor for _, tensor in tensor_leaves(output, self.owner.framework.is_tensor)]
             self.owner.part.run(self.owner.of_call, self.use, tensors)
-
-
-def _weight(module: nn.Module) -> torch.Tensor | None:
-    for name in ("weight", "wg"):
-        weight = getattr(module, name, None)
-        if isinstance(weight, torch.Tensor):
-            return weight
-    return None

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from attrs import define, field
 
 from msmon_hooks.names import Path, elements, leaf_name, tensor_leaves
 from msmon_hooks.targets import Selector, Target
-from msmon_hooks.torch.parameters import is_tensor
 
-Leaf = tuple[str, int, torch.Tensor]
+IsTensor = Callable[[object], bool]
+
+Leaf = tuple[str, int, Any]
 """Name of the row, position of the element among the inputs or outputs, tensor."""
 
 
@@ -61,15 +61,17 @@ class Call:
     """Equal for calls of one checkpointed segment."""
     end: int = -1
     """Position in the order in which modules end their forward; -1 while the call is open."""
-    inputs: list[tuple[str, tuple[int, ...], torch.dtype, bool]] = field(factory=list)
+    inputs: list[tuple[str, tuple[int, ...], str, bool]] = field(factory=list)
     handles: list[int] = field(factory=list)
     watched: frozenset[str] = frozenset()
     """Names whose gradient is read although the call ran without gradients: tensors from outside the checkpoint."""
 
 
-def input_leaves(site: Site, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Leaf]:
+def input_leaves(
+    site: Site, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_tensor: IsTensor
+) -> list[Leaf]:
     """The tensors that a module is called with: positional ones by index, the others by keyword."""
-    found: list[tuple[Path, int, torch.Tensor]] = []
+    found: list[tuple[Path, int, Any]] = []
     for position, value in enumerate(args):
         found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (str(position),))]
     for position, (key, value) in enumerate(kwargs.items(), len(args)):
@@ -81,15 +83,15 @@ def input_leaves(site: Site, number: int, args: tuple[Any, ...], kwargs: Mapping
     return [(site.row_name(number, "input", path), position, tensor) for path, position, tensor in found]
 
 
-def output_leaves(site: Site, number: int, output: Any) -> list[Leaf]:
+def output_leaves(site: Site, number: int, output: Any, is_tensor: IsTensor) -> list[Leaf]:
     """The tensors that a module returns. A tensor, and a tuple of one tensor, have no suffix."""
     if is_tensor(output):
         return [(site.row_name(number, "output", ()), 0, output)]
     parts = elements(output) or []
-    found: list[tuple[Path, int, torch.Tensor]] = []
+    found: list[tuple[Path, int, Any]] = []
     for position, (key, value) in enumerate(parts):
         found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (key,))]
-    if len(parts) == 1 and len(found) == 1 and found[0][0] == ("0",):
+    if isinstance(output, tuple | list) and [path for path, _, _ in found] == [("0",)] and len(parts) == 1:
         found = [((), 0, found[0][2])]
     return [(site.row_name(number, "output", path), position, tensor) for path, position, tensor in found]
 
@@ -113,6 +115,6 @@ def selected(selector: Selector, leaves: list[Leaf], length: int, positional: in
     return [leaf for leaf in leaves if leaf[1] < wanted]
 
 
-def element_count(output: Any) -> int:
+def element_count(output: Any, is_tensor: IsTensor) -> int:
     """How many elements an output has; a bare tensor counts as one."""
     return 1 if is_tensor(output) else len(elements(output) or (output,))

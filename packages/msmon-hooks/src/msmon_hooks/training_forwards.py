@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import nn
-
+from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
 from msmon_hooks.clock import Clock
+from msmon_hooks.framework import Framework
 from msmon_hooks.guard import Part
+from msmon_hooks.hooks import Hook
 from msmon_hooks.names import tensor_leaves
-from msmon_hooks.torch.backward import in_backward
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.module_calls import AfterCall, BeforeCall, ModuleCalls
-from msmon_hooks.torch.parameters import is_tensor
 
 
 class TrainingForwards:
     """Tells the clock when a training forward of the root begins, and the hooks whether one is running.
 
-    An evaluation between two steps (``model.eval()`` or ``torch.no_grad()``) is not part of the training.
+    An evaluation between two steps (without gradients, or with a root in evaluation mode) is not part of the training.
     """
 
-    def __init__(self, models: Sequence[nn.Module], clock: Clock, part: Part) -> None:
+    def __init__(self, framework: Framework, models: Sequence[Any], clock: Clock, part: Part) -> None:
+        self.framework = framework
         self.clock = clock
         self.part = part
         self.before_sampled: list[Callable[[], None]] = []
@@ -49,7 +46,7 @@ class TrainingForwards:
 
     def enter(self, stage: int) -> None:
         """A forward of a root begins."""
-        if in_backward():
+        if self.framework.in_backward():
             return
         self._depth[stage] += 1
         if self._depth[stage] > 1:
@@ -63,16 +60,17 @@ class TrainingForwards:
 
     def leave(self, stage: int, output: Any) -> None:
         """A forward of a root has ended, or raised (``output`` is None)."""
-        if in_backward() or not self._depth[stage]:
+        if self.framework.in_backward() or not self._depth[stage]:
             return
         self._depth[stage] -= 1
         if self._depth[stage]:
             return
         if self._inside[stage] and self.clock.sampled:
             reached = _BackwardReaches(self, self.clock.step, self.clock.micro_step_of(stage))
-            for _, tensor in tensor_leaves(output, is_tensor):
-                if tensor.requires_grad and not tensor.is_leaf:
-                    tensor.register_hook(reached)
+            framework = self.framework
+            for _, tensor in tensor_leaves(output, framework.is_tensor):
+                if framework.can_have_gradient(tensor) and not framework.is_leaf(tensor):
+                    framework.register_hook(tensor, reached)
         self._inside[stage] = None
 
     def recording(self, stage: int) -> bool:
@@ -80,13 +78,13 @@ class TrainingForwards:
 
         Inside a training forward all modules do, also those that run under ``no_grad`` (reentrant checkpointing,
         frozen towers) or in evaluation mode (frozen BatchNorm). A module that is called on its own does when
-        gradients are enabled and its root is in training mode.
+        a forward of its root would.
         """
         inside = self._inside[stage]
         return inside if inside is not None else self._training(stage)
 
     def _training(self, stage: int) -> bool:
-        return bool(self._roots) and self._roots[stage].training and torch.is_grad_enabled()
+        return bool(self._roots) and self.framework.is_training(self._roots[stage])
 
 
 class _RootEnters(BeforeCall):
@@ -94,7 +92,7 @@ class _RootEnters(BeforeCall):
         self.owner = owner
         self.stage = stage
 
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.owner.part.run(self.owner.enter, self.stage)
 
 
@@ -105,7 +103,7 @@ class _RootLeaves(AfterCall):
         self.owner = owner
         self.stage = stage
 
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.owner.part.run(self.owner.leave, self.stage, output)
 
 
@@ -117,7 +115,7 @@ class _BackwardReaches(Hook):
         self.step = step
         self.micro_step = micro_step
 
-    def __call__(self, gradient: torch.Tensor) -> None:
+    def __call__(self, gradient: Any) -> None:
         clock = self.owner.clock
         if clock.step == self.step:
             self.owner.part.run(clock.backward_reaches, self.micro_step)

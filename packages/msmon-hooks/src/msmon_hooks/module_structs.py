@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
-from torch import nn
-
+from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
 from msmon_hooks.guard import Part
+from msmon_hooks.hooks import Hook
 from msmon_hooks.structure import (
     describe_tensor,
     gradients_document,
@@ -17,12 +16,7 @@ from msmon_hooks.structure import (
     output_document,
     output_elements,
 )
-from msmon_hooks.torch.backward import in_backward
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.measured import dtype_name, shape_of
-from msmon_hooks.torch.module_calls import AfterCall, BeforeCall, ModuleCalls
-from msmon_hooks.torch.parameters import is_tensor
-from msmon_hooks.torch.training_forwards import TrainingForwards
+from msmon_hooks.training_forwards import TrainingForwards
 
 
 class StructureHooks:
@@ -38,15 +32,16 @@ class StructureHooks:
         self.part = part
         self.active = True
         self._forwards = forwards
+        self._framework = forwards.framework
         self._on_structure = on_structure
         self._open: dict[str, dict[str, str]] = {}
         self._calls: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
         self._gradients: dict[str, dict[str, dict[str, str | None]]] = {}
         self._handles: list[Any] = []
-        self._hooked: list[tuple[nn.Module, BeforeCall | AfterCall]] = []
+        self._hooked: list[tuple[Any, BeforeCall | AfterCall]] = []
         self._module_calls: ModuleCalls | None = None
 
-    def attach(self, modules: Mapping[tuple[int, str], nn.Module], calls: ModuleCalls) -> None:
+    def attach(self, modules: Mapping[tuple[int, str], Any], calls: ModuleCalls) -> None:
         """Hook every module."""
         for (stage, name), module in modules.items():
             for hook in (_Enters(self, f"{stage}:{name}", stage), _Leaves(self, f"{stage}:{name}")):
@@ -56,25 +51,33 @@ class StructureHooks:
 
     def enter(self, key: str, stage: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run."""
-        if in_backward() or key in self._calls or not self._forwards.recording(stage):
+        if self._framework.in_backward() or key in self._calls or not self._forwards.recording(stage):
             return
-        self._open[key] = inputs_document(args, kwargs, _text)
+        self._open[key] = inputs_document(args, kwargs, self.text)
         elements = {str(index): value for index, value in enumerate(args)} | kwargs
         self._watch(key, "input_grad", elements)
 
     def leave(self, key: str, output: Any) -> None:
         """A module has run."""
-        if in_backward() or key not in self._open:
+        if self._framework.in_backward() or key not in self._open:
             return
-        self._calls[key] = (self._open.pop(key), output_document(output, _text))
-        self._watch(key, "output_grad", output_elements(output, is_tensor))
+        self._calls[key] = (self._open.pop(key), output_document(output, self.text))
+        self._watch(key, "output_grad", output_elements(output, self._framework.is_tensor))
 
     def _watch(self, key: str, side: str, elements: Mapping[str, Any]) -> None:
         arrived: dict[str, str | None] = dict.fromkeys(elements)
         self._gradients.setdefault(key, {})[side] = arrived
         for element, value in elements.items():
-            if is_tensor(value) and value.requires_grad:
-                self._handles.append(value.register_hook(_Arrives(arrived, element)))
+            if self._framework.is_tensor(value) and self._framework.can_have_gradient(value):
+                hook = _Arrives(self, arrived, element)
+                self._handles.append(self._framework.register_hook(value, hook))
+
+    def text(self, value: Any) -> str | None:
+        """A tensor's size and dtype; None for anything else."""
+        framework = self._framework
+        if not framework.is_tensor(value):
+            return None
+        return describe_tensor(framework.shape(value), framework.dtype(value))
 
     def step_ends(self) -> Callable[[], None] | None:
         """After the first step: take the hooks off, and return what hands the document over."""
@@ -112,7 +115,7 @@ class _Enters(BeforeCall):
         self.key = key
         self.stage = stage
 
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.owner.active:
             self.owner.part.run(self.owner.enter, self.key, self.stage, args, kwargs)
 
@@ -122,19 +125,16 @@ class _Leaves(AfterCall):
         self.owner = owner
         self.key = key
 
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.owner.active:
             self.owner.part.run(self.owner.leave, self.key, output)
 
 
 class _Arrives(Hook):
-    def __init__(self, arrived: dict[str, str | None], element: str) -> None:
+    def __init__(self, owner: StructureHooks, arrived: dict[str, str | None], element: str) -> None:
+        self.owner = owner
         self.arrived = arrived
         self.element = element
 
-    def __call__(self, gradient: torch.Tensor) -> None:
-        self.arrived[self.element] = _text(gradient)
-
-
-def _text(value: Any) -> str | None:
-    return describe_tensor(shape_of(value), dtype_name(value.dtype)) if is_tensor(value) else None
+    def __call__(self, gradient: Any) -> None:
+        self.arrived[self.element] = self.owner.text(gradient)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-import torch
 from attrs import define
-from torch import nn
 
 from msmon_hooks._events import Observer, TensorRef
 from msmon_hooks._ref_cache import RefCache
+from msmon_hooks.activation_gradients import INPUT, OUTPUT, ActivationGradients
+from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
+from msmon_hooks.calls import Call, Leaf, Site, element_count, input_leaves, output_leaves, selected
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import NOT_FIRED, Coverage
+from msmon_hooks.framework import Framework
 from msmon_hooks.guard import Part, logger
+from msmon_hooks.measured import Measured
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import EVERYTHING, Target, Targets
-from msmon_hooks.torch.activation_gradients import INPUT, OUTPUT, ActivationGradients
-from msmon_hooks.torch.backward import in_backward, segment_number
-from msmon_hooks.torch.calls import Call, Leaf, Site, element_count, input_leaves, output_leaves, selected
-from msmon_hooks.torch.measured import Measured, dtype_name, shape_of
-from msmon_hooks.torch.module_calls import AfterCall, BeforeCall, ModuleCalls
-from msmon_hooks.torch.training_forwards import TrainingForwards
+from msmon_hooks.training_forwards import TrainingForwards
 
 
 class _Enter(BeforeCall):
@@ -31,7 +29,7 @@ class _Enter(BeforeCall):
         self.owner = owner
         self.site = site
 
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         owner = self.owner
         if owner.clock.sampled:
             owner.part.run(owner.enter, self.site, args, kwargs)
@@ -42,7 +40,7 @@ class _Leave(AfterCall):
         self.owner = owner
         self.site = site
 
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         owner = self.owner
         if owner.clock.sampled:
             owner.part.run(owner.leave, self.site, output)
@@ -67,6 +65,7 @@ class ModuleHooks:
     def __init__(
         self,
         *,
+        framework: Framework,
         clock: Clock,
         observer: Observer,
         part: Part,
@@ -75,6 +74,7 @@ class ModuleHooks:
         gradients: ActivationGradients | None,
         forward: bool = True,
     ) -> None:
+        self.framework = framework
         self.clock = clock
         self.part = part
         self._observer = observer
@@ -87,12 +87,12 @@ class ModuleHooks:
         self._open = _OpenCalls()
         self._numbering = threading.Lock()
         self._next_end = count().__next__
-        self._measured = Measured()
+        self._measured = Measured(framework)
         self._refs = RefCache()
 
     def attach(
         self,
-        modules: Mapping[tuple[int, str], nn.Module],
+        modules: Mapping[tuple[int, str], Any],
         targets: Targets,
         names: ShortNames,
         calls: ModuleCalls,
@@ -105,13 +105,13 @@ class ModuleHooks:
             names: what rows call them.
             calls: takes the hooks.
         """
-        wanted: dict[tuple[int, str], tuple[nn.Module, Target]] = {}
+        wanted: dict[tuple[int, str], tuple[Any, Target]] = {}
         for (stage, name), module in modules.items():
             target = targets.module(stage, name)
             # Containers such as ModuleList are never called.
-            if target is not None and type(module).forward is not nn.Module.forward:
+            if target is not None and self.framework.is_called(module):
                 wanted[stage, name] = (module, target)
-        compiled = _inside_compiled_regions(modules.values())
+        unseen = self.framework.unseen(modules.values())
         known = {key: hooked.enter.site for key, hooked in self._hooked.items()}
         for key, hooked in list(self._hooked.items()):
             if key not in wanted or wanted[key][0] is not hooked.module:
@@ -128,8 +128,9 @@ class ModuleHooks:
             hooked = self._hooked[key] = _Hooked(module, _Enter(self, site), _Leave(self, site))
             calls.add(module, hooked.enter)
             calls.add(module, hooked.leave)
-            reason = f"{NOT_FIRED}: inside a region compiled by torch.compile" if id(module) in compiled else NOT_FIRED
             if not site.called:
+                why = unseen.get(id(module))
+                reason = NOT_FIRED if why is None else f"{NOT_FIRED}: {why}"
                 self._coverage.explain(self._data_type, _shown(site.name), reason)
 
     def close(self) -> None:
@@ -150,35 +151,37 @@ class ModuleHooks:
 
     def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run."""
-        again = in_backward()
+        again = self.framework.in_backward()
         if not again and not self._forwards.recording(site.vpp_stage):
             return
         call = self._pending(site) if again else self._begin(site)
         if call is None:
             return
         (self._open.again if again else self._open.first).append(call)
-        leaves = input_leaves(site, call.number, args, kwargs)
+        leaves = input_leaves(site, call.number, args, kwargs, self.framework.is_tensor)
         length, positional = len(args) + len(kwargs), len(args)
         if self._forward and not again:
             chosen = self._chosen(site, "input", leaves, length, positional)
-            call.inputs = [(name, shape_of(t), t.dtype, t.requires_grad) for name, _, t in chosen]
+            call.inputs = [(name, *self._description(tensor)) for name, _, tensor in chosen]
             call.handles = self._read([t for _, _, t in chosen])
         self._watch(call, INPUT, leaves, length, positional)
 
     def leave(self, site: Site, output: Any) -> None:
         """A module has run."""
-        again = in_backward()
+        again = self.framework.in_backward()
         call = _closed(self._open.again if again else self._open.first, site)
         if call is None:
             return
-        leaves = output_leaves(site, call.number, output)
+        is_tensor = self.framework.is_tensor
+        leaves = output_leaves(site, call.number, output, is_tensor)
+        length = element_count(output, is_tensor)
         if not again:
             call.end = self._next_end()
             if self._forward:
-                self._list(call, leaves, element_count(output))
-            if self._gradients is not None and not torch.is_grad_enabled():
+                self._list(call, leaves, length)
+            if self._gradients is not None and not self.framework.is_recording():
                 site.pending.append(call)
-        self._watch(call, OUTPUT, leaves, element_count(output))
+        self._watch(call, OUTPUT, leaves, length)
 
     def _begin(self, site: Site) -> Call:
         step, micro_step = self.clock.step, self.clock.micro_step_of(site.vpp_stage)
@@ -191,7 +194,7 @@ class ModuleHooks:
             site.called = True
             self._coverage.withdraw(self._data_type, _shown(site.name))
         parent = self._open.first[-1] if self._open.first else None
-        return Call(site, step, micro_step, number, parent, segment_number())
+        return Call(site, step, micro_step, number, parent, self.framework.segment_number())
 
     def _pending(self, site: Site) -> Call | None:
         """The call that is being recomputed, if its gradients are not read yet.
@@ -199,7 +202,7 @@ class ModuleHooks:
         A checkpoint that keeps the graph of the first run has its gradients read there. The other kind builds the
         graph now: micro-step by micro-step, the last segment first, each in the order of its first run.
         """
-        if self._gradients is None or not torch.is_grad_enabled():
+        if self._gradients is None or not self.framework.is_recording():
             return None
         calls = [call for call in site.pending if call.step == self.clock.step]
         if not calls:
@@ -218,7 +221,7 @@ class ModuleHooks:
         chosen = self._chosen(call.site, "output", leaves, length)
         handles = self._read([tensor for _, _, tensor in chosen])
         refs = [self._ref(call, True, *one) for one in call.inputs]
-        refs += [self._ref(call, False, name, shape_of(t), t.dtype, t.requires_grad) for name, _, t in chosen]
+        refs += [self._ref(call, False, name, *self._description(tensor)) for name, _, tensor in chosen]
         if refs:
             self._observer.record(refs, call.handles + handles)
         elif not leaves:
@@ -231,9 +234,9 @@ class ModuleHooks:
             return
         chosen = self._chosen(call.site, f"{side[0]}_grad", leaves, length, positional)
         for index, (name, _, tensor) in enumerate(chosen):
-            if tensor.requires_grad and name not in call.watched:
+            if name not in call.watched and self.framework.can_have_gradient(tensor):
                 self._gradients.watch(tensor, call, name, (side[1], index))
-                if not torch.is_grad_enabled():
+                if not self.framework.is_recording():
                     call.watched |= {name}
 
     def _chosen(
@@ -245,12 +248,19 @@ class ModuleHooks:
         chosen = selected(selector, leaves, length, positional)
         if chosen is None and slot not in site.mismatched:
             site.mismatched.add(slot)
-            text = f"targets: {slot} of {site.name} has {length} elements, not {selector.length}: not monitored"
-            logger.warning("%s", text)
-            self._coverage.note(text)
+            side = slot.removesuffix("_grad")
+            data_type = "actv" if slot == side else "actv_grad"
+            wanted = f"{length} elements, not the {selector.length} that targets says"
+            self._coverage.explain(data_type, f"{site.name}.{side}", wanted)
+            logger.warning(
+                "targets: %s of %s has %s: not monitored",
+                slot,
+                _shown(site.name),
+                f"{length} elements, not {selector.length}",
+            )
         return chosen or []
 
-    def _read(self, tensors: list[torch.Tensor]) -> list[int]:
+    def _read(self, tensors: list[Any]) -> list[int]:
         handles: list[Any] = [self._measured.get(tensor) for tensor in tensors]
         unread = [index for index, handle in enumerate(handles) if handle is None]
         if unread:
@@ -259,19 +269,21 @@ class ModuleHooks:
                 self._measured.put(tensors[index], handle)
         return handles
 
+    def _description(self, tensor: Any) -> tuple[tuple[int, ...], str, bool]:
+        framework = self.framework
+        return framework.shape(tensor), framework.dtype(tensor), framework.requires_grad(tensor)
+
     def _ref(
-        self, call: Call, is_input: bool, name: str, shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool
+        self, call: Call, is_input: bool, name: str, shape: tuple[int, ...], dtype: str, requires_grad: bool
     ) -> TensorRef:
         number = self.clock.next_call_id()
         stage, micro_step = call.site.vpp_stage, call.micro_step
-        return self._refs.ref(
-            "actv", name, stage, micro_step, number, (number,), shape, dtype_name(dtype), is_input, requires_grad
-        )
+        return self._refs.ref("actv", name, stage, micro_step, number, (number,), shape, dtype, is_input, requires_grad)
 
 
 @define(slots=True, eq=False)
 class _Hooked:
-    module: nn.Module
+    module: Any
     enter: _Enter
     leave: _Leave
 
@@ -284,14 +296,6 @@ def _closed(calls: list[Call], site: Site) -> Call | None:
             del calls[index:]
             return call
     return None
-
-
-def _inside_compiled_regions(modules: Iterable[nn.Module]) -> set[int]:
-    inside: set[int] = set()
-    for module in modules:
-        if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-            inside.update(id(one) for one in module.modules() if one is not module)
-    return inside
 
 
 def _shown(name: str) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from msmon_hooks._events import Observer
 from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.framework import Framework
 from msmon_hooks.guard import Part
-from msmon_hooks.torch.hooks import Hook
-from msmon_hooks.torch.loss_scale import LossScale
-from msmon_hooks.torch.measured import Measured, dtype_name
+from msmon_hooks.hooks import Hook
+from msmon_hooks.loss_scale import LossScale
+from msmon_hooks.measured import Measured
 
 if TYPE_CHECKING:
-    from msmon_hooks.torch.calls import Call
+    from msmon_hooks.calls import Call
 
 INPUT = ("input", 0)
 OUTPUT = ("output", 1)
@@ -32,7 +31,7 @@ class _GradientOf(Hook):
         self.is_leaf = is_leaf
         self.uses: list[tuple[Call, str, tuple[int, int]]] = []
 
-    def __call__(self, gradient: torch.Tensor) -> None:
+    def __call__(self, gradient: Any) -> None:
         owner = self.owner
         # A graph that outlives its step belongs to no row.
         if self.uses and owner.active and owner.clock.step == self.step:
@@ -50,45 +49,53 @@ class ActivationGradients:
     """
 
     def __init__(
-        self, *, clock: Clock, observer: Observer, part: Part, coverage: Coverage, loss_scale: LossScale
+        self,
+        *,
+        framework: Framework,
+        clock: Clock,
+        observer: Observer,
+        part: Part,
+        coverage: Coverage,
+        loss_scale: LossScale,
     ) -> None:
         self.clock = clock
         self.part = part
         self.active = True
+        self._framework = framework
         self._observer = observer
         self._coverage = coverage
         self._loss_scale = loss_scale
-        self._hooked = Measured()
-        self._measured = Measured()
+        self._hooked = Measured(framework)
+        self._measured = Measured(framework)
         self._refs = RefCache()
         self._expected: set[str] = set()
         self._leaf_handles: list[Any] = []
 
-    def watch(self, tensor: torch.Tensor, call: Call, name: str, position: tuple[int, int]) -> None:
+    def watch(self, tensor: Any, call: Call, name: str, position: tuple[int, int]) -> None:
         """Have the gradient of ``tensor`` read under ``name``.
 
         ``position``: side of the module, index among the tensors there.
         """
         hook = self._hooked.get(tensor)
         if hook is None:
-            hook = _GradientOf(self, self.clock.step, tensor.is_leaf)
-            handle = tensor.register_hook(hook)
+            hook = _GradientOf(self, self.clock.step, self._framework.is_leaf(tensor))
+            handle = self._framework.register_hook(tensor, hook)
             if hook.is_leaf:
                 # The hook of a leaf outlives the graph; it would be there again in every step.
                 self._leaf_handles.append(handle)
             self._hooked.put(tensor, hook)
         hook.uses.append((call, name, position))
-        if name not in self._expected:
+        if name not in self._expected and self._framework.requires_grad(tensor):
             self._expected.add(name)
             self._coverage.expect("actv_grad", name, "no gradient reached it")
 
-    def read(self, uses: list[tuple[Call, str, tuple[int, int]]], gradient: torch.Tensor) -> None:
+    def read(self, uses: list[tuple[Call, str, tuple[int, int]]], gradient: Any) -> None:
         """The gradient has been computed."""
         handle = self._measured.get(gradient)
         if handle is None:
             handle = self._observer.measure([gradient], self._loss_scale.of(gradient))[0]
             self._measured.put(gradient, handle)
-        shape, dtype = tuple(gradient.shape), dtype_name(gradient.dtype)
+        shape, dtype = tuple(self._framework.shape(gradient)), self._framework.dtype(gradient)
         refs = []
         for call, name, position in uses:
             order = (call.micro_step, -call.end, *position)

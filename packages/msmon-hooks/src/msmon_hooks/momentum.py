@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from msmon_hooks._events import ADAM_HISTOGRAM, Observer, TensorRef
 from msmon_hooks._ref_cache import RefCache
+from msmon_hooks.adam import AdamSettings
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.framework import Framework
+from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import Part
-from msmon_hooks.torch.adam import AdamGroups
-from msmon_hooks.torch.grads.source import GradientSource
-from msmon_hooks.torch.mesh_shards import local_part
-from msmon_hooks.torch.parameters import Weight
+from msmon_hooks.parameters import Weight
 
 DIRECTION = "other"
 """The data type of rows of ``mg_direction``."""
@@ -25,12 +23,16 @@ class MomentumHooks:
     """Has numbers computed from the moments as they stand just before an update.
 
     Args:
-        sign_agreement, adam_histograms: see :class:`msmon_hooks.Request`; None: not asked for.
+        sign_agreement: as :class:`msmon_hooks.Request` has it, but given a momentum of None before the first update;
+            ``ValueError`` where there is none. None: not asked for.
+        adam_histograms: see :class:`msmon_hooks.Request`; None: not asked for.
+        settings: ``settings(optimizer)(weight)``: how the moments were accumulated, or None.
     """
 
     def __init__(
         self,
         *,
+        framework: Framework,
         weights: Sequence[Weight],
         source: GradientSource,
         clock: Clock,
@@ -40,8 +42,10 @@ class MomentumHooks:
         histograms: Part,
         sign_agreement: Callable[[Any, Any], Any] | None,
         adam_histograms: Callable[..., Any] | None,
+        settings: Callable[[Any], Callable[[Weight], AdamSettings | None]],
     ) -> None:
         self.weights = list(weights)
+        self._framework = framework
         self._source = source
         self._clock = clock
         self._observer = observer
@@ -50,6 +54,7 @@ class MomentumHooks:
         self._histograms = histograms
         self._sign_agreement = sign_agreement
         self._adam_histograms = adam_histograms
+        self._settings = settings
         self._refs = RefCache()
         self._updates = 0
         for weight in self.weights:
@@ -84,46 +89,30 @@ class MomentumHooks:
             if gradient is None:
                 continue
             try:
-                number = _agreement(sign_agreement, local_part(gradient), momentum)
+                number = sign_agreement(gradient, momentum)
             except ValueError as error:
                 self._coverage.explain(DIRECTION, weight.name, str(error))
                 continue
-            refs.append(self._ref(DIRECTION, weight))
+            refs.append(self._ref(DIRECTION, weight, self._framework.dtype(gradient)))
             numbers.append(number)
         self._observer.record(refs, self._observer.measure(numbers) if numbers else [])
 
     def _read_histograms(self, adam_histograms: Callable[..., Any]) -> None:
-        groups = AdamGroups(self._source.optimizer)
+        settings_of = self._settings(self._source.optimizer)
         refs, handles = [], []
         for weight in self.weights:
             moments = self._source.moments(weight)
-            settings = groups.settings(weight)
+            settings = settings_of(weight)
             if len(moments) < 2 or settings is None:
                 continue
             counts = adam_histograms(
                 moments["exp_avg"], moments["exp_avg_sq"], step=settings.step, betas=settings.betas, eps=settings.eps
             )
-            refs.append(self._ref(ADAM_HISTOGRAM, weight))
+            refs.append(self._ref(ADAM_HISTOGRAM, weight, self._framework.dtype(moments["exp_avg"])))
             handles.append(self._observer.put(counts))
         self._observer.record(refs, handles)
 
-    def _ref(self, data_type: str, weight: Weight) -> TensorRef:
+    def _ref(self, data_type: str, weight: Weight, dtype: str) -> TensorRef:
         number = self._clock.next_call_id()
         order = (weight.index,)
-        return self._refs.ref(data_type, weight.name, weight.vpp_stage, None, number, order, (), "torch.float32")
-
-
-def _agreement(
-    sign_agreement: Callable[[Any, Any], Any], gradient: torch.Tensor, momentum: torch.Tensor | None
-) -> torch.Tensor:
-    if momentum is None:
-        # Adam's first momentum is a multiple of the first gradient.
-        return torch.ones((), device=gradient.device)
-    momentum = local_part(momentum)
-    if gradient.layout is torch.strided:
-        return sign_agreement(gradient, momentum)
-    # What a sparse gradient leaves out is zero and counts one half.
-    gradient = gradient.coalesce()
-    share = gradient.values().numel() / max(momentum.numel(), 1)
-    stored = sign_agreement(gradient.values(), momentum.sparse_mask(gradient).coalesce().values())
-    return (stored - 0.5) * share + 0.5
+        return self._refs.ref(data_type, weight.name, weight.vpp_stage, None, number, order, (), dtype)

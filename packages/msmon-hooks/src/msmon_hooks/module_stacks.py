@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torch import nn
-
+from msmon_hooks.call_hooks import BeforeCall, ModuleCalls
 from msmon_hooks.guard import Part
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.stacks import call_stack
 from msmon_hooks.targets import Targets
-from msmon_hooks.torch.backward import in_backward
-from msmon_hooks.torch.module_calls import BeforeCall, ModuleCalls
-from msmon_hooks.torch.training_forwards import TrainingForwards
+from msmon_hooks.training_forwards import TrainingForwards
 
-# What torch puts between a module and the code that calls it.
-_BETWEEN = ("torch.nn.modules.module", "torch._dynamo")
+# What frameworks put between a module and the code that calls it.
+_BETWEEN = (
+    "torch.nn.modules.module",
+    "torch._dynamo",
+    "mindspore.nn.cell",
+    "mindspore.ops.composite",
+    "mindspore.graph",
+)
 
 
 class StackHooks:
@@ -33,11 +36,11 @@ class StackHooks:
         self._forwards = forwards
         self._on_stacks = on_stacks
         self._stacks: dict[str, str] = {}
-        self._hooked: list[tuple[nn.Module, BeforeCall]] = []
+        self._hooked: list[tuple[Any, BeforeCall]] = []
         self._module_calls: ModuleCalls | None = None
 
     def attach(
-        self, modules: Mapping[tuple[int, str], nn.Module], targets: Targets, names: ShortNames, calls: ModuleCalls
+        self, modules: Mapping[tuple[int, str], Any], targets: Targets, names: ShortNames, calls: ModuleCalls
     ) -> None:
         """Hook the modules that ``targets`` asks for."""
         for (stage, name), module in modules.items():
@@ -49,7 +52,7 @@ class StackHooks:
 
     def called(self, key: str, stage: int) -> None:
         """A module is about to run."""
-        if key not in self._stacks and not in_backward() and self._forwards.recording(stage):
+        if key not in self._stacks and not self._forwards.framework.in_backward() and self._forwards.recording(stage):
             self._stacks[key] = call_stack(_BETWEEN)
 
     def step_ends(self) -> Callable[[], None] | None:
@@ -74,6 +77,6 @@ class _Calls(BeforeCall):
         self.key = key
         self.stage = stage
 
-    def fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.owner.active:
             self.owner.part.run(self.owner.called, self.key, self.stage)

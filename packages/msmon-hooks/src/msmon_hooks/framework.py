@@ -1,0 +1,69 @@
+"""What the hooks ask of a framework: everything that differs between PyTorch and MindSpore about single tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from msmon_hooks.registrations import Removable
+
+
+class Framework(Protocol):
+    """A framework's tensors, its modules, and what it says of the gradient that is being recorded or computed.
+
+    None of these may wait for a device.
+    """
+
+    # Tensors
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether ``value`` is a tensor."""
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        """The tensor's shape; empty where it has none (nested tensors)."""
+
+    def dtype(self, tensor: Any) -> str:
+        """The framework's own name of the tensor's dtype."""
+
+    def requires_grad(self, tensor: Any) -> bool:
+        """Whether a gradient is expected to reach the tensor."""
+
+    def can_have_gradient(self, tensor: Any) -> bool:
+        """Whether a gradient may reach the tensor, be it expected or not: :meth:`register_hook` takes it."""
+
+    def is_leaf(self, tensor: Any) -> bool:
+        """Whether the tensor was given by the program, not computed from others."""
+
+    def version(self, tensor: Any) -> int | None:
+        """A number that changes with the tensor's content; None where the framework does not count changes."""
+
+    def register_hook(self, tensor: Any, hook: Callable[[Any], Any]) -> Removable:
+        """Call ``hook(gradient)`` when the tensor's gradient was computed. What the hook returns is ignored."""
+
+    def is_sharded(self, tensor: Any) -> bool:
+        """Whether this rank holds only a part of the tensor."""
+
+    # Modules
+
+    def is_called(self, module: Any) -> bool:
+        """Whether a module has a forward of its own; containers have none."""
+
+    def unseen(self, modules: Iterable[Any]) -> dict[int, str]:
+        """``id`` of modules whose calls no hook sees, with the reason."""
+
+    def weight(self, module: Any) -> Any:
+        """The module's weight (``weight``, or ``wg`` of a router), or None."""
+
+    # What is going on
+
+    def is_recording(self) -> bool:
+        """Whether operators that run now are recorded for a gradient."""
+
+    def is_training(self, root: Any) -> bool:
+        """Whether a forward of the root module that begins now is one of the training."""
+
+    def in_backward(self) -> bool:
+        """Whether a module that runs now is run again by a backward (checkpointing)."""
+
+    def segment_number(self) -> int:
+        """A number that is the same for all calls of one checkpointed segment and grows from one to the next."""

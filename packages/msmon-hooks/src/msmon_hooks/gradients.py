@@ -1,0 +1,195 @@
+"""What every engine answers: where a parameter's gradient, weight and moments are, before and after the reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import Any, Protocol
+
+from msmon_hooks._events import Shard
+from msmon_hooks.coverage import Coverage
+from msmon_hooks.groups import Groups
+from msmon_hooks.guard import Part
+from msmon_hooks.parameters import Weight
+from msmon_hooks.registrations import Registrations
+
+WEIGHT_TYPES = ("grad_unreduced", "grad_reduced", "exp_avg", "exp_avg_sq", "param_origin", "param_updated")
+"""The data types that are read of parameters."""
+
+
+class OnReady(Protocol):
+    """Takes a gradient that is complete on this rank and not yet reduced."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the step in flight is recorded; else there is nothing to do."""
+
+    def __call__(
+        self,
+        weight: Weight,
+        gradient: Any,
+        micro_step: int | None = None,
+        scale: Any = None,
+        complete: bool = False,
+    ) -> None:
+        """Read the gradient now.
+
+        Args:
+            weight: whose gradient.
+            gradient: the sum over the micro-steps so far; not kept.
+            micro_step: where the engine knows better than the clock.
+            scale: what the values are multiplied by (loss scaling).
+            complete: the engine reduces this very gradient next, whatever micro-step the clock says it is.
+        """
+
+
+class GradientSource:
+    """The answers that most engines share; each engine is a subclass that says what is different.
+
+    Everything that is returned is this rank's own (local) part; no collective may be issued, no tensor gathered,
+    no value copied to the host.
+    """
+
+    engine = "plain"
+    """How ``run.json`` calls the engine."""
+    reduces = True
+    """Whether the content of a gradient changes between backward and the optimizer's step (by a reduction that
+    autograd's version counter may not see)."""
+    reads_grad_at_step = False
+    """Whether, at the optimizer's step, the gradient before the reduction can still be read from the parameter."""
+    each_micro_step = True
+    """Whether the sum over the micro-steps so far exists after every micro-step."""
+
+    def __init__(
+        self,
+        models: Sequence[Any],
+        optimizer: Any,
+        *,
+        main_grad: bool = True,
+        groups: Groups | None = None,
+        coverage: Coverage | None = None,
+    ) -> None:
+        self.models = models
+        self.optimizer = optimizer
+        """The one whose ``step`` is a step of the training: what the script passed, unwrapped from accelerate and its
+        like, or what the engine has in its place."""
+        self.main_grad = main_grad
+        self.groups = groups or Groups()
+        self.coverage = coverage or Coverage()
+        """For ``note(text)``: what the reader of the files should know."""
+        self.part = Part("gradients before the reduction", self.coverage.part_failed)
+        """Runs what reads the engine's inside, which may differ in another version: ``part.run(function, ...)``."""
+        self._trained: set[int] | None = None
+
+    @classmethod
+    def matches(cls, models: Sequence[Any], optimizer: Any) -> bool:
+        """Whether these objects belong to the engine. Looks at them; imports nothing."""
+        return True
+
+    def weights(self) -> list[Weight]:
+        """Every parameter, under its plain name; ``Weight.parameter`` is the one that the optimizer has."""
+        raise NotImplementedError
+
+    def trains(self, weight: Weight) -> bool:
+        """Whether the optimizer updates the parameter."""
+        if self._trained is None:
+            self._trained = {id(parameter) for parameter in self.trained()}
+        return not self._trained or id(weight.parameter) in self._trained
+
+    def trained(self) -> Iterable[Any]:
+        """The parameters that the optimizer has; none where it does not say."""
+        return [parameter for group in getattr(self.optimizer, "param_groups", ()) for parameter in group["params"]]
+
+    def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
+        """Call ``on_ready`` whenever the gradient of a parameter is complete on this rank and not yet reduced.
+
+        It is called again with parameters that were frozen at first.
+        """
+        raise NotImplementedError
+
+    def attach_update(self, on_update: Callable[[], None], registrations: Registrations) -> bool:
+        """Call ``on_update`` whenever gradients are about to be consumed, where that is inside of the optimizer's step.
+
+        ``reduced`` then gives what is consumed at that moment, and None for the rest. False: the optimizer consumes
+        what stands when its step begins.
+        """
+        return False
+
+    def reduced(self, weight: Weight) -> Any:
+        """The gradient that the optimizer consumes, or None where there is none."""
+        raise NotImplementedError
+
+    def value(self, weight: Weight) -> Any:
+        """The weight that the optimizer updates (a master copy where there is one), or None where this rank has no
+        part of it."""
+        return weight.parameter
+
+    def moments(self, weight: Weight) -> dict[str, Any]:
+        """``exp_avg`` and ``exp_avg_sq`` as they stand now, as far as they exist."""
+        raise NotImplementedError
+
+    def shard(self, weight: Weight, data_type: str) -> Shard | None:
+        """The part that this rank holds of the tensor of a data type, or None where it holds the whole.
+
+        Asked once, when the hooks are set. A part without elements has no row.
+        """
+        return None
+
+    def writes(self, weight: Weight, data_type: str) -> bool:
+        """Whether this rank is the one that writes; ranks that hold the same tensor leave it to the first of them.
+
+        Asked once, when the hooks are set.
+        """
+        if data_type == "grad_unreduced" or self.shard(weight, data_type) is not None:
+            return True
+        # Megatron marks the parameters that are split over the tensor-parallel group.
+        split = getattr(weight.parameter, "tensor_model_parallel", False)
+        if not split and not self.groups.writes_for(self.groups.tensor_parallel):
+            return False
+        return data_type != "grad_reduced" or self.groups.writes_for(self.groups.data_parallel)
+
+    def describe(self, weight: Weight) -> dict[str, Any]:
+        """The parameter's entry in ``run.json``: the whole, and this rank's parts by what they are parts of.
+
+        ``local_shape`` and ``local_numel`` are those of the weight itself.
+        """
+        by_shard: dict[Shard | None, list[str]] = {}
+        for data_type in WEIGHT_TYPES:
+            by_shard.setdefault(self.shard(weight, data_type), []).append(data_type)
+        own = self.shard(weight, "param_origin")
+        any_ = next((shard for shard in by_shard if shard is not None), None)
+        shape = tuple(weight.parameter.shape) if any_ is None else any_.shape
+        return {
+            "name": weight.name,
+            "vpp_stage": weight.vpp_stage,
+            "shape": list(shape),
+            "dtype": str(weight.parameter.dtype),
+            "numel": prod(shape),
+            "local_shape": list(shape if own is None else own.local_shape),
+            "local_numel": prod(shape) if own is None else own.local_numel,
+            "aliases": list(weight.aliases),
+            "shards": [
+                {
+                    "data_types": data_types,
+                    "part": shard.part,
+                    "local_shape": list(shard.local_shape),
+                    "local_numel": shard.local_numel,
+                }
+                for shard, data_types in by_shard.items()
+                if shard is not None
+            ],
+        }
+
+    def scale(self) -> Any:
+        """What the gradients at ``reduced`` are still multiplied by (loss scaling), or None."""
+        return None
+
+    def skipped(self, result: Any) -> bool:
+        """Whether the step that has just ended changed nothing, because a loss scaler found an overflow.
+
+        ``result`` is what the optimizer's ``step`` returned.
+        """
+        return False
+
+    def step_ends(self) -> None:
+        """The optimizer's step is over: forget what was kept for it."""

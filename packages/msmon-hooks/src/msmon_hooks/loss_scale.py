@@ -1,0 +1,15 @@
+"""What the hooks ask of a loss scaler."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class LossScale(Protocol):
+    """By what the losses of the step in flight were multiplied."""
+
+    def of(self, gradient: Any) -> Any:
+        """By what a gradient that a backward computes now is multiplied: a number or a tensor; None: by nothing."""
+
+    def at_step(self) -> Any:
+        """By what the gradients are still multiplied that the optimizer's step is given; None: by nothing."""

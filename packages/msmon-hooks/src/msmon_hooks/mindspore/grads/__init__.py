@@ -1,0 +1,1 @@
+"""Where a parameter's gradient is before and after the reduction."""

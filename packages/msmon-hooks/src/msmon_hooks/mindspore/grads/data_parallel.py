@@ -1,0 +1,64 @@
+"""Several processes: gradients are read before ``nn.DistributedGradReducer``, or the script itself, reduces them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import nn
+
+from msmon_hooks.call_hooks import BeforeCall
+from msmon_hooks.gradients import OnReady
+from msmon_hooks.mindspore.grads.source import GradientSource
+from msmon_hooks.mindspore.groups import is_distributed
+from msmon_hooks.mindspore.module_calls import ModuleCalls
+from msmon_hooks.mindspore.optimizer_steps import gradients_in
+from msmon_hooks.parameters import Weight
+from msmon_hooks.registrations import Registrations
+
+
+class DataParallelGradients(GradientSource):
+    """A hook of the parameter sees the gradient of one micro-step before anything is reduced. What a script has
+    added up over several is seen where ``nn.DistributedGradReducer`` is called with it."""
+
+    engine = "data_parallel"
+
+    @classmethod
+    def matches(cls, models: Sequence[Any], optimizer: Any) -> bool:
+        """Whether several processes know of each other."""
+        return is_distributed()
+
+    def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
+        """Call ``on_ready`` when a gradient was computed, or, where a step has several micro-steps, when their sum is
+        about to be reduced."""
+        super().attach(weights, on_ready, registrations)
+        if self.hooks_parameters:
+            return
+        calls = ModuleCalls()
+        registrations.callback(calls.close)
+        calls.attach()
+        calls.add_class(nn.DistributedGradReducer, _Reduces(self, weights, on_ready))
+
+    def reduces_now(self, weights: Sequence[Weight], gradients: Sequence[Any], on_ready: OnReady) -> None:
+        """A reducer is called with gradients, in the order of the optimizer's parameters."""
+        if len(gradients) == len(self._positions):
+            for weight in weights:
+                position = self._positions.get(id(weight.parameter))
+                if position is not None:
+                    on_ready(weight, gradients[position], complete=True)
+
+
+class _Reduces(BeforeCall):
+    """Kept by the class of the reducers, so it leads to no network."""
+
+    def __init__(self, source: DataParallelGradients, weights: Sequence[Weight], on_ready: OnReady) -> None:
+        self.source = weakref.ref(source)
+        self.weights = [weakref.ref(weight) for weight in weights]
+        self.on_ready = on_ready
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        source, gradients = self.source(), gradients_in(args, kwargs)
+        if source is not None and gradients is not None and self.on_ready.wanted:
+            weights = [weight for one in self.weights if (weight := one()) is not None]
+            source.part.run(source.reduces_now, weights, gradients, self.on_ready)

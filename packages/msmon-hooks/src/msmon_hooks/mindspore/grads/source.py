@@ -1,0 +1,117 @@
+"""The answers that all ways to train with MindSpore share."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mindspore import mint
+
+from msmon_hooks import gradients
+from msmon_hooks.gradients import OnReady
+from msmon_hooks.hooks import Hook
+from msmon_hooks.mindspore.executor import in_graph_mode
+from msmon_hooks.mindspore.moments import Moments, parameters_of
+from msmon_hooks.mindspore.parameters import named_weights
+from msmon_hooks.parameters import Weight
+from msmon_hooks.registrations import Registrations
+
+
+class GradientSource(gradients.GradientSource):
+    """Gradients are what the optimizer is called with; an adapter's optimizer reads them from ``param.grad``.
+
+    MindSpore keeps no gradient between two micro-steps: the program adds them up itself. So the sum so far exists
+    nowhere that a hook can see; where ``sums`` asks for it, it is kept here, as one more copy of the gradients, from
+    the first micro-step to the end of the step.
+
+    Args:
+        micro_steps: micro-steps of a step.
+        sums: keep the sum over the micro-steps so far.
+    """
+
+    def __init__(self, *args: Any, micro_steps: int = 1, sums: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._micro_steps = micro_steps
+        self._sums: dict[int, Any] | None = {} if sums and micro_steps > 1 else None
+        self._moments = Moments(self.optimizer)
+        self._positions = {id(parameter): index for index, parameter in enumerate(parameters_of(self.optimizer))}
+        self._consumed: Sequence[Any] | None = None
+
+    def weights(self) -> list[Weight]:
+        """Every parameter, under its plain name."""
+        return named_weights(self.models)
+
+    def trained(self) -> Iterable[Any]:
+        """The parameters that the optimizer has."""
+        return parameters_of(self.optimizer)
+
+    @property
+    def hooks_parameters(self) -> bool:
+        """Whether hooks of parameters show the gradient that is complete on this rank.
+
+        A compiled graph would have to compile them.
+        """
+        return not in_graph_mode() and (self._micro_steps == 1 or self._sums is not None)
+
+    def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
+        """Call ``on_ready`` whenever a gradient of a parameter was computed."""
+        if self.hooks_parameters:
+            for weight in weights:
+                if weight.parameter.requires_grad:
+                    hook = _Computed(weight, on_ready, self._sums)
+                    registrations.add(weight.parameter.register_hook(hook))
+
+    def consumes(self, gradients: Sequence[Any] | None) -> None:
+        """The optimizer's step begins with these gradients, in the order of its parameters."""
+        if gradients is not None and len(gradients) != len(self._positions):
+            self.coverage.note(
+                f"weight gradients: {type(self.optimizer).__name__} has {len(self._positions)} parameters and was "
+                f"called with {len(gradients)} gradients; which belongs to which is unknown"
+            )
+            gradients = None
+        self._consumed = gradients
+
+    def reduced(self, weight: Weight) -> Any:
+        """The gradient that the optimizer consumes, or None where there is none."""
+        if self._consumed is not None:
+            position = self._positions.get(id(weight.parameter))
+            return None if position is None else self._consumed[position]
+        main_grad = getattr(weight.parameter, "main_grad", None) if self.main_grad else None
+        return main_grad if main_grad is not None else getattr(weight.parameter, "grad", None)
+
+    def moments(self, weight: Weight) -> dict[str, Any]:
+        """``exp_avg`` and ``exp_avg_sq`` as they stand now, as far as they exist."""
+        return self._moments.of(weight.parameter)
+
+    def updated(self) -> None:
+        """The optimizer has made an update."""
+        self._moments.updated = True
+
+    def step_ends(self) -> None:
+        """The gradients of the step are let go."""
+        self._consumed = None
+        if self._sums is not None:
+            self._sums.clear()
+
+
+class _Computed(Hook):
+    """Sits on a parameter; a backward hands it the gradient over all uses of the parameter in that backward."""
+
+    def __init__(self, weight: Weight, on_ready: OnReady, sums: dict[int, Any] | None) -> None:
+        # MindSpore holds hooks where Python's garbage collector cannot look: this one must not lead to the parameter.
+        self.weight = weakref.ref(weight)
+        self.on_ready = on_ready
+        self.sums = sums
+
+    def __call__(self, gradient: Any) -> Any:
+        weight = self.weight()
+        if weight is not None and gradient is not None and self.on_ready.wanted:
+            self.on_ready(weight, gradient if self.sums is None else self._sum(weight.index, gradient, self.sums))
+        return gradient
+
+    @staticmethod
+    def _sum(index: int, gradient: Any, sums: dict[int, Any]) -> Any:
+        before = sums.get(index)
+        total = sums[index] = gradient if before is None else mint.add(before, gradient)
+        return total

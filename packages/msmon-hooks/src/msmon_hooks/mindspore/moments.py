@@ -1,0 +1,96 @@
+"""Optimizer state: the moments of a parameter, under the names that rows carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mindspore
+
+# The attributes of MindSpore's optimizers that hold a moment of each parameter, in the order of the parameters; and
+# the keys under which the optimizers of adapters keep them. The momentum of SGD is a first moment too.
+_FIRST = ("exp_avg", "moment1", "moments1", "momentum_buf", "moments", "accum", "momentum_buffer")
+_SECOND = ("exp_avg_sq", "moment2", "moments2")
+_COUNTERS = ("global_step", "state_step", "step_t")
+
+
+class Moments:
+    """Finds the moments of parameters in an optimizer.
+
+    Example:
+        >>> from mindspore import nn
+        >>> dense = nn.Dense(2, 2)
+        >>> Moments(nn.Adam(dense.trainable_params())).of(dense.weight)
+        {}
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._positions = {id(parameter): index for index, parameter in enumerate(parameters_of(optimizer))}
+        self.updated = False
+        """Whether an update was seen."""
+
+    def of(self, parameter: Any) -> dict[str, Any]:
+        """The moments that the optimizer keeps of ``parameter`` now; empty before its first update.
+
+        MindSpore makes them, as zeros, with the optimizer; they are no moments of anything before an update.
+        """
+        position = self._positions.get(id(parameter))
+        states = getattr(self._optimizer, "state", None)
+        state = states.get(parameter) if isinstance(states, Mapping) else None
+        found = {}
+        for name, keys in (("exp_avg", _FIRST), ("exp_avg_sq", _SECOND)):
+            candidates = (self._attribute(key, position) if not state else state.get(key) for key in keys)
+            value = next((value for value in candidates if isinstance(value, mindspore.Tensor)), None)
+            if value is not None:
+                found[name] = value
+        return found if found and (state or self._was_updated()) else {}
+
+    def _attribute(self, name: str, position: int | None) -> Any:
+        values = getattr(self._optimizer, name, None)
+        if position is None or not isinstance(values, list | tuple) or len(values) <= position:
+            return None
+        # SGD without momentum makes the buffers all the same, and leaves them alone.
+        idle = name == "accum" and not _number(getattr(self._optimizer, "momentum", 1.0))
+        return None if idle else values[position]
+
+    def _was_updated(self) -> bool:
+        if not self.updated:
+            counter = step_counter(self._optimizer)
+            # A resumed training goes on with the moments that it has. Read from the device, but only until an update
+            # was seen.
+            self.updated = counter is not None and _number(counter) > 0
+        return self.updated
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """The parameters of an optimizer, in the order of the gradients that it is called with.
+
+    Example:
+        >>> from mindspore import nn
+        >>> [parameter.name for parameter in parameters_of(nn.SGD(nn.Dense(2, 2).trainable_params()))]
+        ['weight', 'bias']
+    """
+    parameters = getattr(optimizer, "parameters", None)
+    if isinstance(parameters, list | tuple):
+        return list(parameters)
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+
+
+def step_counter(optimizer: Any, parameter: Any = None) -> Any:
+    """How many updates an optimizer has made: a tensor, or a number; None where it does not count.
+
+    Args:
+        optimizer: the optimizer.
+        parameter: the optimizers of adapters count the updates of each parameter.
+    """
+    counters = (getattr(optimizer, name, None) for name in _COUNTERS)
+    counter = next((counter for counter in counters if isinstance(counter, mindspore.Tensor)), None)
+    states = getattr(optimizer, "state", None)
+    if counter is None and parameter is not None and isinstance(states, Mapping):
+        return (states.get(parameter) or {}).get("step")
+    return counter
+
+
+def _number(value: Any) -> float:
+    return float(value.asnumpy().reshape(-1)[0]) if isinstance(value, mindspore.Tensor) else float(value)
