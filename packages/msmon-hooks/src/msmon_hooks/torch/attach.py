@@ -345,6 +345,9 @@ class Attachment:
     # Steps
 
     def _step_begins(self) -> None:
+        if self._clock.sampled:
+            # A root that was compiled meanwhile calls no hook that could have noticed.
+            self._calls.refresh()
         for hooks in (self.weight_hooks, self._momentum, self._features):
             if hooks is not None:
                 hooks.step_begins()
