@@ -1,13 +1,18 @@
 """Ranks that stay for all tests of a session, and the table of what was proved."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from .launcher import Ranks
-from .proof import ProofTable
 
-_TABLE = pytest.StashKey[ProofTable]()
+if TYPE_CHECKING:
+    from .proof import ProofTable
+
+_TABLE: pytest.StashKey[ProofTable] = pytest.StashKey()
 
 
 class _Pool:
@@ -42,6 +47,9 @@ def ranks() -> Iterator[_Pool]:
 @pytest.fixture
 def proof(request: pytest.FixtureRequest) -> ProofTable:
     """``proof.check(engine, claim, function, *arguments)`` fills a cell of the table."""
+    # It needs torch, which the environment of MindSpore does not have.
+    from .proof import ProofTable
+
     return request.config.stash.setdefault(_TABLE, ProofTable())
 
 

@@ -177,6 +177,11 @@ class WeightHooks:
         self._unreduced.clear()
         self._source.step_ends()
 
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients change between backward and the optimizer's step."""
+        return self._source.reduces
+
     def current_gradients(self) -> list[tuple[Weight, Any]]:
         """The gradients that the optimizer would consume now."""
         found = ((weight, self._source.reduced(weight)) for weight in self._written["grad_reduced"])

@@ -10,6 +10,7 @@ from torch import nn
 
 from msmon_hooks.registrations import Removable
 from msmon_hooks.torch.backward import in_backward, segment_number
+from msmon_hooks.torch.collectives.writes import writes
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
 
 
@@ -49,7 +50,8 @@ class TorchFramework:
         return tensor.is_leaf
 
     def version(self, tensor: torch.Tensor) -> int | None:
-        return None if tensor.is_inference() else tensor._version
+        # Collectives write behind the counter's back. Versions of one tensor stay below the factor.
+        return None if tensor.is_inference() else tensor._version + (writes.of(tensor) << 32)
 
     def register_hook(self, tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Removable:
         return tensor.register_hook(hook)
