@@ -147,6 +147,13 @@ class TestDead:
         assert fired_at(AnomalyDead(), [*self.ALIVE, 1], stat="zeros", discrete=[True]) == []
         assert fired_at(AnomalyDead(), [*self.ALIVE, 1], stat="norm") == []
 
+    def test_quiet_on_rounding_noise(self):
+        for norm, expected in ((1e-8, []), (1.0, [20])):
+            monitor = Monitor([AnomalyDead()])
+            shares = [*self.ALIVE, 1.0]
+            fired = [s for s, z in enumerate(shares) if monitor.observe(s, ["t"], ["norm", "zeros"], [[norm, z]])]
+            assert fired == expected
+
 
 def weights(names, kind):
     return [f"0:{name}/rank0/{kind}" for name in names]

@@ -15,8 +15,11 @@ from msmon_alert import (
     AnomalyVanish,
     Monitor,
     load_state,
+    rules_from_config,
     save_state,
 )
+
+from .faults.training import CONFIG, RECOMMENDED
 
 RULES = [
     AnomalyTurbulence(2.0),
@@ -148,3 +151,12 @@ def test_histories_are_proportional_to_tags():
         return sum(array.nbytes for rule in monitor.state_dict()["rules"] for array in rule["arrays"].values())
 
     assert size(2000) == 2 * size(1000)
+
+
+def test_the_size_that_the_readme_tells():
+    monitor = Monitor(rules_from_config(RECOMMENDED))
+    for step in range(2):
+        monitor.observe(step, [f"t{i}/param_origin" for i in range(1000)], CONFIG["ops"], np.ones((1000, 6)))
+        monitor.observe(step, [f"t{i}/param_updated" for i in range(1000)], CONFIG["ops"], np.ones((1000, 6)))
+    arrays = [array for rule in monitor.state_dict()["rules"] for array in rule["arrays"].values()]
+    assert sum(array.nbytes for array in arrays) / 2000 == pytest.approx(500, rel=0.1)

@@ -16,6 +16,8 @@ from msmon_alert.rule import ColumnRule
 from msmon_alert.rules._habit import broken_habit
 
 _CLEARLY_MORE = 10
+_NOISE = 1e-6
+"""A norm of a hundred times the usual `eps`: below it, `zeros` counts how rounding noise falls."""
 _ALL_ALIVE = 0.5
 """A low threshold leaves much; half of the elements alive is enough then."""
 
@@ -25,8 +27,9 @@ class AnomalyDead(ColumnRule):
     """Fires when `zeros` is at least `threshold` for `steps` values on end, in a tensor that used to be alive.
 
     Alive: in the 20 values before that, at least, the share of elements that are not zero was ten times what the
-    threshold leaves (10 % with the default). It fires at every value until the tensor is back. A tensor that is as
-    sparse now and then (the gradient of a large embedding or of a bias that has no effect, a mask) is left alone.
+    threshold leaves (10 % with the default), and the norm, if the table has it, at least 1e-6. It fires at every value
+    until the tensor is back. A tensor that is as sparse now and then (the gradient of a large embedding, a mask) or
+    rounding noise (the gradient of a bias that has no effect) is left alone.
     `zeros` of a second moment (`exp_avg_sq`) is not judged: nearly all of its elements are always small.
 
     *What it means for training*: ReLUs that no input reaches any more, a gradient that underflows in half precision, an
@@ -35,7 +38,8 @@ class AnomalyDead(ColumnRule):
     *Cost*: 16 bytes a tag; a few numpy operations a table.
 
     *Blind spots*: the first 20 values, so a layer that is dead from the start; dead units that are fewer than the
-    threshold (see `AnomalySpike`, which follows the share of zeros); values that are small but above `eps`.
+    threshold (see `AnomalySpike`, which follows the share of zeros); values that are small but above `eps`; tensors
+    whose norm is below 1e-6.
 
     Raises ValueError for a threshold outside of (0, 1] or steps that are not an integer >= 1.
 
@@ -75,6 +79,8 @@ class AnomalyDead(ColumnRule):
         finite = np.isfinite(values)
         stopped = finite & (values >= self.threshold)
         alive = finite & ~stopped & (1 - values >= min(_CLEARLY_MORE * (1 - self.threshold), _ALL_ALIVE))
+        if "norm" in batch.stats:
+            alive &= ~(batch.values[:, batch.stats.index("norm")] < _NOISE)
         last[alive] = values[alive]
         between = finite & ~stopped & ~alive
         fired = broken_habit(alive, stopped, between, history["habit"], history["streak"], self.steps)
