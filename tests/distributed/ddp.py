@@ -116,3 +116,19 @@ def metrics_in_the_middle(*, output: str) -> dict[str, Any]:
     trained.optimizer.step()
     monitor.close()
     return answer
+
+
+def pipeline_stages(*, output: str) -> None:
+    """All ranks are stages of one pipeline, and every number is odd."""
+    from pathlib import Path
+
+    from msmon.pytorch import TrainerMon
+
+    from .prove import write_config
+
+    alert = {"rules": [{"rule_name": "AnomalyNan", "args": {"threshold": 1e-12}}], "dump": True}
+    trained = build()
+    with TrainerMon(write_config(Path(output), alert=alert), torch.distributed.group.WORLD) as monitor:
+        monitor.set_monitor(trained.model, 1, trained.optimizer)
+        trained.step(0)
+    torch.distributed.barrier()

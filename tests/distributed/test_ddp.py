@@ -1,5 +1,7 @@
 """DistributedDataParallel."""
 
+import json
+
 import pytest
 
 from .proof import (
@@ -79,3 +81,13 @@ def test_metrics_between_backward_and_step(ranks, tmp_path):
         assert f"0:fc1.output:0/rank{rank}/actv" in answer["actv"]
         assert f"0:fc1.output:0/rank{rank}/actv_grad" in answer["actv_grad"]
     assert answers[0]["expected_unreduced"] != answers[1]["expected_unreduced"]
+
+
+def test_process_group_gives_the_pipeline_stage(ranks, tmp_path):
+    ranks.run("ddp", "pipeline_stages", output=str(tmp_path))
+    for rank in (0, 1):
+        info = run_info(tmp_path, rank)
+        assert (info["pp_stage"], info["parallel"]["pipeline"]) == (rank, [0, 1])
+        anomalies = json.loads((tmp_path / f"anomaly_detected/rank{rank}/anomaly.json").read_text())
+        assert anomalies
+        assert {(one["pp_stage"], tuple(one["group_mates"])) for one in anomalies.values()} == {(rank, (0, 1))}

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from msmon_hooks._events import Shard
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.groups import Groups
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Part, logger
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 
@@ -185,6 +185,12 @@ class GradientSource:
                 if shard is not None
             ],
         }
+
+    def miss_unreduced(self, weights: Sequence[Weight], reason: str) -> None:
+        """The engine is of a version whose inside is not known: say what will be missing, and go on."""
+        logger.warning("grad_unreduced of %d parameters will be missing: %s", len(weights), reason)
+        for weight in weights:
+            self.coverage.explain("grad_unreduced", weight.name, reason)
 
     def scale(self) -> Any:
         """What the gradients at ``reduced`` are still multiplied by (loss scaling), or None."""
