@@ -116,9 +116,12 @@ class WeightHooks:
 
     def gradient_ready(self, weight: Weight, gradient: Any, micro_step: int | None, scale: Any, complete: bool) -> None:
         """A backward has completed the gradient of a parameter; see :class:`OnReady`."""
-        part = self._parts.gradients
-        if part is None or not self.wants_gradients:
-            return
+        if self._parts.gradients is not None and self.wants_gradients:
+            self._parts.gradients.run(self._gradient_ready, weight, gradient, micro_step, scale, complete)
+
+    def _gradient_ready(
+        self, weight: Weight, gradient: Any, micro_step: int | None, scale: Any, complete: bool
+    ) -> None:
         if micro_step is None:
             micro_step = self._running_micro_step(weight)
         if complete and not self.each_micro_step:
@@ -128,9 +131,7 @@ class WeightHooks:
             reuse = not self._source.reduces
             scale = self._loss_scale.of(gradient) if scale is None else scale
             self._unreduced.add(weight.index)
-            part.run(
-                self._read, "grad_unreduced", [weight], [gradient], reuse=reuse, micro_step=micro_step, scale=scale
-            )
+            self._read("grad_unreduced", [weight], [gradient], reuse=reuse, micro_step=micro_step, scale=scale)
 
     def _running_micro_step(self, weight: Weight) -> int:
         """The micro-step whose backward runs. Where no forward of the root was seen (it may be compiled with its
