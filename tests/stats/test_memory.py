@@ -12,6 +12,14 @@ from msmon_stats import partial, partial_many
 SIZE = 16 * 2**20
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    """The compiler takes memory of its own, once."""
+    for kernel in ("cpu", "operators"):
+        partial(torch.zeros(3), kernel=kernel)
+        partial(np.zeros(3, dtype=np.float32), kernel=kernel)
+
+
 class Allocations(TorchDispatchMode):
     """The largest memory that an operator gave back which is not that of an input."""
 
