@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,11 @@ from attrs import evolve
 
 import msmon_alert
 from msmon import config as configuration
+from msmon.arguments import check_integer, check_optimizer
 from msmon.collector import Buffer, NoObserver
 from msmon.config import Config, DynamicSwitch, Period
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
+from msmon.forks import leave_in_children
 from msmon.outputs import make_run_dir
 from msmon.requests import ends_program
 from msmon.session import Place, Session
@@ -84,7 +85,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         self._starting = Part("the model")
         self._switching = Part("start and stop")
         self._asking = Part("current gradients")
-        _alive.add(self)
+        leave_in_children(self)
 
     # What a framework adds
 
@@ -148,11 +149,9 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             TypeError: an argument of the wrong type; the message names it.
         """
         models = self._find_models(model)
-        _check_integer("grad_acc_steps", grad_acc_steps, 1)
-        _check_integer("start_iteration", start_iteration, 0)
-        if not any(callable(getattr(optimizer, method, None)) for method in self.optimizer_methods):
-            methods = " or ".join(f"{method}()" for method in self.optimizer_methods)
-            raise TypeError(f"set_monitor: optimizer must have a method {methods}, got {type(optimizer).__name__}")
+        check_integer("grad_acc_steps", grad_acc_steps, 1)
+        check_integer("start_iteration", start_iteration, 0)
+        check_optimizer(optimizer, self.optimizer_methods)
         self.close()
         self._starting, self._switching = Part("the model"), Part("start and stop")
         self._dp_group, self._tp_group = dp_group, tp_group
@@ -239,7 +238,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
     # The rest
 
-    def _leave_child(self) -> None:
+    def leave_child(self) -> None:
         """This is a forked child, a worker of a data loader for instance: what it does is not the training."""
         attachment, self._attachment = self._attachment, None
         # Not closed: files and start file are those of the parent.
@@ -254,14 +253,14 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         return make_run_dir(config, self._output_dir, self._rank) if self._monitored(config) else None
 
     def _new_session(self, config: Config, run_dir: Path | None) -> Session:
-        groups = {"pipeline": self._process_group, "data": self._dp_group, "tensor": self._tp_group}
         place = Place(
             framework=self.framework,
             rank=self._rank,
             world_size=self._find_world_size(),
             output_dir=self._output_dir,
-            pipeline_ranks=self._group_ranks(self._process_group),
-            parallel={name: list(self._group_ranks(group)) for name, group in groups.items()},
+            pipeline=self._group_ranks(self._process_group),
+            data=self._group_ranks(self._dp_group),
+            tensor=self._group_ranks(self._tp_group),
         )
         return Session(config, place, run_dir, self._make_buffer(), owner=self)
 
@@ -316,24 +315,5 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         self._config = config or self._config
 
 
-_alive: weakref.WeakSet[BaseTrainerMon] = weakref.WeakSet()
-
-
-def _leave_children() -> None:
-    for monitor in list(_alive):
-        monitor._leave_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_children)
-
-
 def _schedule(config: Config, first_step: int) -> Schedule:
     return Schedule(start_step=first_step, step_interval=config.step_interval, collect_times=config.collect_times)
-
-
-def _check_integer(name: str, value: object, lowest: int) -> None:
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise TypeError(f"set_monitor: {name} must be an integer, got {type(value).__name__}")
-    if value.__index__() < lowest:  # type: ignore[attr-defined]
-        raise ValueError(f"set_monitor: {name} must be at least {lowest}, got {value}")

@@ -31,15 +31,19 @@ class Place:
     rank: int
     world_size: int
     output_dir: Path
-    pipeline_ranks: Sequence[int]
-    """Ranks of the pipeline-parallel group, in its order."""
-    parallel: dict[str, list[int]]
-    """Name of a dimension of parallelism to the ranks of this process's group."""
+    pipeline: Sequence[int]
+    """Ranks of the pipeline-parallel group of this process, in its order; the next two likewise."""
+    data: Sequence[int]
+    tensor: Sequence[int]
 
     @property
     def pp_stage(self) -> int:
         """Position in the pipeline."""
-        return self.pipeline_ranks.index(self.rank) if self.rank in self.pipeline_ranks else 0
+        return self.pipeline.index(self.rank) if self.rank in self.pipeline else 0
+
+    def parallel(self) -> dict[str, list[int]]:
+        """Name of a dimension of parallelism to the ranks of this process's group."""
+        return {"pipeline": list(self.pipeline), "data": list(self.data), "tensor": list(self.tensor)}
 
 
 class Session:
@@ -59,7 +63,7 @@ class Session:
         self.coverage = Coverage()
         self._place = place
         info = run_info(config, framework=place.framework, rank=place.rank, world_size=place.world_size)
-        info |= {"pp_stage": place.pp_stage, "parallel": place.parallel}
+        info |= {"pp_stage": place.pp_stage, "parallel": place.parallel()}
         self.pipeline = Pipeline(
             rank=place.rank,
             ops=config.ops,
@@ -100,7 +104,7 @@ class Session:
             append=bool(config.append_output),
             state_file=None if self.run_dir is None else self.run_dir / "alert_state.npz",
             pp_stage=place.pp_stage,
-            group_mates=place.pipeline_ranks,
+            group_mates=place.pipeline,
         )
 
     def _on_structure(self, document: dict[str, Any]) -> None:

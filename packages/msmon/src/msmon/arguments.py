@@ -1,0 +1,20 @@
+"""Checks of the arguments of ``set_monitor``: scripts swap them easily, and the message has to name the one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def check_integer(name: str, value: object, lowest: int) -> None:
+    """TypeError for anything but an integer (a bool is none), ValueError below ``lowest``."""
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"set_monitor: {name} must be an integer, got {type(value).__name__}")
+    if value.__index__() < lowest:  # type: ignore[attr-defined]
+        raise ValueError(f"set_monitor: {name} must be at least {lowest}, got {value}")
+
+
+def check_optimizer(optimizer: object, methods: Sequence[str]) -> None:
+    """TypeError for an object that has none of the methods by which optimizers of the framework update weights."""
+    if not any(callable(getattr(optimizer, method, None)) for method in methods):
+        wanted = " or ".join(f"{method}()" for method in methods)
+        raise TypeError(f"set_monitor: optimizer must have a method {wanted}, got {type(optimizer).__name__}")

@@ -1,0 +1,31 @@
+"""Forked children, workers of a data loader for instance: what they do is not the training."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class LeavesChild(Protocol):
+    """Something that must not act in a forked child."""
+
+    def leave_child(self) -> None:
+        """This process is a forked child: let go of everything without touching the parent's files."""
+
+
+_alive: weakref.WeakSet[LeavesChild] = weakref.WeakSet()
+
+
+def leave_in_children(monitor: LeavesChild) -> None:
+    """Have ``monitor.leave_child()`` called in every child that is forked while the monitor lives."""
+    _alive.add(monitor)
+
+
+def _leave() -> None:
+    for monitor in list(_alive):
+        monitor.leave_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave)
