@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.communication import get_rank, init
 
 from msmon.mindspore import TrainerMon
@@ -52,7 +52,28 @@ def train(name: str, config: dict, *, micro_steps: int = 1, monitored: bool = Tr
     return losses
 
 
+def collectives() -> None:
+    """Two steps in which every rank sends a constant of its own, by an operator and in place."""
+    os.environ["MONITOR_OUTPUT_DIR"] = str(FOLDER / "collectives")
+    path = FOLDER / f"collectives-{RANK}.json"
+    path.write_text(json.dumps({"ops": ["mean", "nans"], "cc_distribution": {"enable": True, "cc_pre_hook": True}}))
+    model = network()
+    optimizer = nn.Adam(model.trainable_params(), 1e-2)
+    operator = ops.AllReduce()
+    with TrainerMon(path) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        grad = mindspore.value_and_grad(lambda x: model(x).sum(), None, optimizer.parameters)
+        for _ in range(2):
+            _, gradients = grad(Tensor(np.ones((1, 4), np.float32)))
+            own = Tensor(np.full(3, RANK + 1, np.float32))
+            assert operator(own).asnumpy().tolist() == [3.0] * 3
+            mint.distributed.all_reduce(own)
+            assert own.asnumpy().tolist() == [3.0] * 3
+            optimizer(gradients)
+
+
 def main() -> None:
+    collectives()
     results: dict[str, object] = {}
     gradients = {"wg_distribution": True, "xy_distribution": True}
     results["plain"] = train("plain", gradients, monitored=False)

@@ -102,3 +102,17 @@ def test_who_writes(folder):
     assert (info["rank"], info["world_size"], info["engine"], info["framework"]) == (1, 2, "data_parallel", "mindspore")
     grouped = json.loads(next(folder.glob("grouped/*-rank1-*/run.json")).read_text())
     assert grouped["parallel"]["data"] == [0, 1]
+
+
+def test_collectives_show_what_is_sent_and_what_arrives(folder):
+    for rank in (0, 1):
+        found = {row["name"]: float(row["mean"]) for row in rows(folder, "collectives", rank, "other")}
+        assert found == {
+            "AllReduce.pre_0": rank + 1,
+            "AllReduce.post_0": 3.0,
+            "all_reduce.pre_0": rank + 1,
+            "all_reduce.post_0": 3.0,
+        }
+    log = (folder / "logs" / "worker_0.log").read_text(errors="replace")
+    assert "collectives of step 0: 2 different calls" in log
+    assert "AllReduce x1, Float32, group mccl_world_group" in log

@@ -17,6 +17,7 @@ from msmon_hooks.guard import Part, logger
 from msmon_hooks.l2_hooks import L2Hooks
 from msmon_hooks.mindspore import recomputation
 from msmon_hooks.mindspore.adam import AdamGroups
+from msmon_hooks.mindspore.collectives import CollectiveHooks
 from msmon_hooks.mindspore.executor import in_graph_mode
 from msmon_hooks.mindspore.framework import MINDSPORE, is_compiled
 from msmon_hooks.mindspore.grads.detect import find_source
@@ -88,6 +89,7 @@ class Attachment:
         self._modules: ModuleHooks | None = None
         self._momentum: MomentumHooks | None = None
         self._features: L2Hooks | None = None
+        self._collectives: CollectiveHooks | None = None
         self._first_step: list[StructureHooks | StackHooks] = []
         self._steps = OptimizerSteps(self._part("steps"), self._step_begins, self._step_ends)
         self.loss_scale = LossScale(optimizer)
@@ -130,7 +132,7 @@ class Attachment:
 
     def _unhook(self) -> None:
         self.registrations.close()
-        self.weight_hooks = self._modules = self._momentum = self._features = None
+        self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
         self._first_step.clear()
 
     def retire(self) -> None:
@@ -181,6 +183,7 @@ class Attachment:
         forwards.attach(self._calls)
         self._hook_modules(forwards)
         forwards.attach_ends(self._calls)
+        self._hook_collectives()
         self._hook_weights()
         self._report_unmatched()
 
@@ -237,6 +240,17 @@ class Attachment:
             self._first_step.append(stacks)
         for first in self._first_step:
             owned.callback(first.close)
+
+    def _hook_collectives(self) -> None:
+        if self._request.collectives is not None:
+            self._collectives = CollectiveHooks(
+                self._request.collectives,
+                clock=self._clock,
+                observer=self._observer,
+                part=self._part("collectives"),
+                coverage=self._coverage,
+            )
+            self._collectives.attach(self.registrations)
 
     # Weights
 
@@ -334,6 +348,8 @@ class Attachment:
         if skipped:
             self._coverage.skipped_step(self._clock.step)
         deliveries = [steps.run(first.step_ends) for first in self._first_step]
+        if self._collectives is not None:
+            deliveries.append(steps.run(self._collectives.step_ends))
         event = self._clock.step_ends(skipped=skipped)
         steps.run(self._observer.step_end, event)
         # Last, since what receives them may end the program.

@@ -79,7 +79,7 @@ class ModuleCalls:
         """Run ``hook`` at each call of ``module``, behind the hooks that are there."""
         watched = self._watched.setdefault(id(module), _Watched(module))
         if isinstance(hook, BeforeCall):
-            registered: _Registered = _Before(hook)
+            registered: Any = _Before(hook)
             handle = module.register_forward_pre_hook(registered, with_kwargs=True)
         else:
             registered = _After(hook)

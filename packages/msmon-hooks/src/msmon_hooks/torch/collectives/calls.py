@@ -11,8 +11,6 @@ import torch
 from attrs import field, frozen
 from torch import distributed
 
-SENT, RECEIVED = "pre", "post"
-
 Tensors = dict[int, list[torch.Tensor]]
 """Position of the argument -> its tensors."""
 

@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import distributed
 
-from msmon_hooks._events import Observer, TensorRef
-from msmon_hooks.clock import Clock
-from msmon_hooks.coverage import Coverage
-from msmon_hooks.guard import Part, logger
+from msmon_hooks.collective_rows import RECEIVED, SENT, CollectiveRows
+from msmon_hooks.interception import intercept
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.request import CollectiveRequest
 from msmon_hooks.torch.collectives.calls import (
     COLLECTIVES,
     FUNCTIONAL,
-    RECEIVED,
-    SENT,
     Api,
     Call,
     Signature,
     Tensors,
     describe_group,
 )
-from msmon_hooks.torch.collectives.interception import intercept
 from msmon_hooks.torch.collectives.waiting import Coalescing, after, waits
 
-_FRAMES = 12
-"""How many frames of the stack are shown."""
 
+class CollectiveHooks(CollectiveRows):
+    """Observes the collectives of ``torch.distributed``."""
 
-class CollectiveHooks:
-    """Rows ``<function>.pre_<argument>`` and ``<function>.post_<argument>``; all calls of a step make one row."""
-
-    def __init__(
-        self, request: CollectiveRequest, *, clock: Clock, observer: Observer, part: Part, coverage: Coverage
-    ) -> None:
-        self._request = request
-        self._clock = clock
-        self._observer = observer
-        self.part = part
-        self._coverage = coverage
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._coalescing = Coalescing()
-        self._verdicts: dict[str, bool] = {}
-        self._seen: dict[tuple[Any, ...], int] = {}
-        """Description of a call -> how often it came in the first step."""
-        self._logged = False
-        self._order: dict[str, int] = {}
 
     def attach(self, registrations: Registrations) -> None:
         """Observe every collective that this version of torch has."""
@@ -86,25 +65,15 @@ class CollectiveHooks:
         block = original(*args, **kwargs)
         return self._coalescing.around(block) if self.wanted else block
 
-    @property
-    def wanted(self) -> bool:
-        """Whether the step in flight is recorded."""
-        return self._clock.sampled and self.part.enabled
-
     def before(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """A collective is about to run; returns it if its result is to be read."""
         call = signature.bind(args, kwargs)
         if call is None:
             return None
-        stack = _stack() if self._request.log_only or not self._logged else []
-        if not self._wants(stack):
-            return None
-        if not self._logged:
-            self._count(call, stack)
-        if self._request.log_only:
+        if not self.begins(signature.name, describe_group(call.group), call.all_tensors()):
             return None
         if self._request.inputs:
-            self.read(call, SENT, call.sent())
+            self.read_call(call, SENT, call.sent())
         return call
 
     def after(self, call: Call, returned: Any) -> None:
@@ -115,55 +84,15 @@ class CollectiveHooks:
             else:
                 self._coalescing.pending.append(_Arrived(self, call, tensors))
 
-    def _wants(self, stack: list[str]) -> bool:
-        for line in stack or _stack():
-            if line not in self._verdicts:
-                self._verdicts[line] = self._request.wants(line)
-            if self._verdicts[line]:
-                return True
-        return False
-
-    def read(self, call: Call, side: str, tensors: Tensors) -> None:
+    def read_call(self, call: Call, side: str, tensors: Tensors) -> None:
         """Read the tensors of one side of a call."""
-        for argument, values in tensors.items():
-            name = f"{call.signature.name}.{side}_{argument}"
-            values = [_waited(value) for value in values]
-            number = self._clock.next_call_id()
-            # Behind everything else that "other" holds, in the order in which they were first seen.
-            order = (sys.maxsize, self._order.setdefault(name, len(self._order)))
-            refs = [
-                TensorRef(
-                    data_type="other",
-                    name=name,
-                    vpp_stage=0,
-                    micro_step=None,
-                    call_id=number,
-                    order=order,
-                    shape=tuple(value.shape),
-                    dtype=str(value.dtype),
-                    merges=True,
-                )
-                for value in values
-            ]
-            self._observer.record(refs, self._observer.measure(values))
-
-    def _count(self, call: Call, stack: list[str]) -> None:
-        dtypes = sorted({str(tensor.dtype) for tensor in call.all_tensors()})
-        shown = tuple(stack[:_FRAMES]) if self._request.log_only else tuple(stack[:1])
-        key = (call.signature.name, ", ".join(dtypes) or "no tensor", describe_group(call.group), shown)
-        self._seen[key] = self._seen.get(key, 0) + 1
+        ready = {argument: [_waited(value) for value in values] for argument, values in tensors.items()}
+        self.read(call.signature.name, side, ready)
 
     def step_ends(self) -> Callable[[], None] | None:
         """After the first step: something to call that says which calls there were."""
         waits.forget_results()
-        if self._logged or not self.wanted:
-            return None
-        self._logged = True
-        lines = [f"collectives of step {self._clock.step}: {len(self._seen)} different calls"]
-        for (name, dtypes, group, stack), count in self._seen.items():
-            lines.append(f"  {name} x{count}, {dtypes}, {group}, from " + "\n      from ".join(stack))
-        self._seen.clear()
-        return lambda: logger.warning("%s", "\n".join(lines))
+        return super().step_ends()
 
 
 class _Arrived:
@@ -176,7 +105,7 @@ class _Arrived:
 
     def __call__(self) -> None:
         if self.hooks.wanted:
-            self.hooks.part.run(self.hooks.read, self.call, RECEIVED, self.tensors)
+            self.hooks.part.run(self.hooks.read_call, self.call, RECEIVED, self.tensors)
 
 
 class _Observed:
@@ -199,15 +128,3 @@ def _waited(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor inside the result of a functional collective; torch waits for it before it is used anyhow."""
     wait = getattr(tensor, "trigger_wait", None)
     return wait() if wait is not None else tensor
-
-
-def _stack() -> list[str]:
-    """``file[line]`` of the callers, innermost first, without the monitor's own and torch's wrappers of functions."""
-    lines = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if "msmon_hooks" not in name and not name.endswith("c10d_logger.py"):
-            lines.append(f"{name}[{frame.f_lineno}]")
-        frame = frame.f_back
-    return lines

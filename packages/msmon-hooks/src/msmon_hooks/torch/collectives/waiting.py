@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from msmon_hooks.interception import intercept
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.collectives.interception import intercept
 
 Arrived = Callable[[], None]
 _METHODS = ("wait", "synchronize", "block_current_stream")

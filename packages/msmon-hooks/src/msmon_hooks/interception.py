@@ -7,12 +7,11 @@ object gets another body for a while, and keeps its identity.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
-
-import torch
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """``around(original, args, kwargs)`` calls the original and returns what the caller gets."""
@@ -22,7 +21,20 @@ _in_call = threading.local()
 
 
 def _is_compiling() -> bool:
-    return bool(getattr(torch.compiler, "is_compiling", lambda: False)())
+    """Whether torch.compile is tracing; it must not find the redirection."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    return compiler is not None and bool(getattr(compiler, "is_compiling", lambda: False)())
+
+
+def run_outermost(around: Around, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``around``, or, inside of an observed call, the original alone: what the program called is what counts."""
+    if getattr(_in_call, "active", False):
+        return original(*args, **kwargs)
+    _in_call.active = True
+    try:
+        return around(original, args, kwargs)
+    finally:
+        _in_call.active = False
 
 
 class _Redirection:

@@ -1,0 +1,114 @@
+"""Rows of the tensors that go through collectives, and which collectives there were in the first step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from msmon_hooks._events import Observer, TensorRef
+from msmon_hooks.clock import Clock
+from msmon_hooks.coverage import Coverage
+from msmon_hooks.guard import Part, logger
+from msmon_hooks.request import CollectiveRequest
+
+SENT, RECEIVED = "pre", "post"
+
+_FRAMES = 12
+"""How many frames of the stack are shown."""
+
+
+class CollectiveRows:
+    """Rows ``<function>.pre_<argument>`` and ``<function>.post_<argument>``; all calls of a step make one row."""
+
+    def __init__(
+        self, request: CollectiveRequest, *, clock: Clock, observer: Observer, part: Part, coverage: Coverage
+    ) -> None:
+        self._request = request
+        self._clock = clock
+        self._observer = observer
+        self.part = part
+        self._coverage = coverage
+        self._verdicts: dict[str, bool] = {}
+        self._seen: dict[tuple[Any, ...], int] = {}
+        """Description of a call -> how often it came in the first step."""
+        self._logged = False
+        self._order: dict[str, int] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the step in flight is recorded."""
+        return self._clock.sampled and self.part.enabled
+
+    def begins(self, name: str, group: str, tensors: Iterable[Any]) -> bool:
+        """A collective is about to run; returns whether its tensors are to be read.
+
+        Args:
+            name: of the function.
+            group: describes the group.
+            tensors: everything that is sent or filled on this rank.
+        """
+        stack = _stack() if self._request.log_only or not self._logged else []
+        if not self._wants(stack):
+            return False
+        if not self._logged:
+            dtypes = ", ".join(sorted({str(tensor.dtype) for tensor in tensors})) or "no tensor"
+            shown = tuple(stack[:_FRAMES]) if self._request.log_only else tuple(stack[:1])
+            key = (name, dtypes, group, shown)
+            self._seen[key] = self._seen.get(key, 0) + 1
+        return not self._request.log_only
+
+    def _wants(self, stack: list[str]) -> bool:
+        for line in stack or _stack():
+            if line not in self._verdicts:
+                self._verdicts[line] = self._request.wants(line)
+            if self._verdicts[line]:
+                return True
+        return False
+
+    def read(self, function: str, side: str, tensors: Mapping[int, Sequence[Any]]) -> None:
+        """Read the tensors of one side of a call: position of the argument to its tensors."""
+        for argument, values in tensors.items():
+            name = f"{function}.{side}_{argument}"
+            number = self._clock.next_call_id()
+            # Behind everything else that "other" holds, in the order in which they were first seen.
+            order = (sys.maxsize, self._order.setdefault(name, len(self._order)))
+            refs = [
+                TensorRef(
+                    data_type="other",
+                    name=name,
+                    vpp_stage=0,
+                    micro_step=None,
+                    call_id=number,
+                    order=order,
+                    shape=tuple(value.shape),
+                    dtype=str(value.dtype),
+                    merges=True,
+                )
+                for value in values
+            ]
+            self._observer.record(refs, self._observer.measure(values))
+
+    def step_ends(self) -> Callable[[], None] | None:
+        """After the first step: something to call that says which calls there were."""
+        if self._logged or not self.wanted:
+            return None
+        self._logged = True
+        lines = [f"collectives of step {self._clock.step}: {len(self._seen)} different calls"]
+        for (name, dtypes, group, stack), count in self._seen.items():
+            lines.append(f"  {name} x{count}, {dtypes}, {group}, from " + "\n      from ".join(stack))
+        self._seen.clear()
+        return lambda: logger.warning("%s", "\n".join(lines))
+
+
+def _stack() -> list[str]:
+    """``file[line]`` of the callers, innermost first, without the monitor's own and torch's wrappers of functions."""
+    lines = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "msmon_hooks" not in name and not name.endswith("c10d_logger.py"):
+            lines.append(f"{name}[{frame.f_lineno}]")
+        frame = frame.f_back
+    return lines

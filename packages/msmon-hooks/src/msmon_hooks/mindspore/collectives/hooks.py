@@ -1,0 +1,146 @@
+"""Observes collectives: functions of ``mint.distributed`` and ``comm_func``, and operators."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import mindspore
+from mindspore import ops
+from mindspore.communication import comm_func
+
+from msmon_hooks.collective_rows import RECEIVED, SENT, CollectiveRows
+from msmon_hooks.interception import intercept, run_outermost
+from msmon_hooks.mindspore.collectives.calls import IN_PLACE, OPERATORS, RETURNING, Api, Call, tensors_in
+from msmon_hooks.registrations import Registrations
+
+_RETURNING = getattr(ops, "communication", comm_func)
+
+
+class CollectiveHooks(CollectiveRows):
+    """What a compiled graph does, also that of ``nn.DistributedGradReducer``, is not called from Python: not seen."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waiting: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
+
+    def attach(self, registrations: Registrations) -> None:
+        """Observe every collective that this version of MindSpore has."""
+        in_place = _in_place_functions()
+        missing = [] if in_place is not None else ["mint.distributed"]
+        for name, api in IN_PLACE.items() if in_place is not None else ():
+            missing += self._observe(in_place, name, api, registrations)
+        for name in RETURNING:
+            missing += self._observe(_RETURNING, name, None, registrations)
+        for name in OPERATORS:
+            operator = getattr(ops, name, None)
+            if operator is None:
+                missing.append(f"ops.{name}")
+            else:
+                registrations.patch(operator, "__call__", functools.partial(self._operator, name))
+        handle = getattr(comm_func, "CommHandle", None)
+        if handle is not None:
+            registrations.patch(handle, "wait", self._waited)
+        registrations.callback(self._waiting.clear)
+        self._coverage.note("cc_distribution: collectives inside of compiled graphs are not seen")
+        if missing:
+            version = mindspore.__version__
+            self._coverage.note(f"cc_distribution: MindSpore {version} does not have {', '.join(missing)}")
+
+    def _observe(self, module: Any, name: str, api: Api | None, registrations: Registrations) -> list[str]:
+        function = getattr(module, name, None)
+        if not isinstance(function, FunctionType):
+            return [f"{module.__name__.rpartition('.')[2]}.{name}"]
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters)
+        if api is None:
+            # What is sent comes first; the result is returned.
+            sends = parameters[:1] if parameters and not name.endswith("recv") and name != "barrier" else []
+            api = Api(sent=tuple(sends), sender="src" if name in ("broadcast", "scatter_tensor") else "")
+        elif not {*api.sent, *api.received} <= {*parameters}:
+            return [f"{module.__name__.rpartition('.')[2]}.{name}"]
+        returns = module is _RETURNING
+
+        def around(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            call = self.part.run(Call.of, name, api, signature, args, kwargs) if self.wanted else None
+            return self._run(call, returns, original, args, kwargs)
+
+        registrations.callback(intercept(function, around))
+        return []
+
+    def _operator(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __call__(operator: Any, *args: Any, **kwargs: Any) -> Any:
+            def around(bound: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                call = None
+                if self.wanted:
+                    sent = tuple(str(index) for index in range(len(args)))
+                    arguments = {**dict(zip(sent, args, strict=True)), "group": getattr(operator, "group", None)}
+                    positions = {key: int(key) for key in sent}
+                    call = Call(name=name, api=Api(sent=sent), arguments=arguments, positions=positions)
+                return self._run(call, True, bound, args, kwargs)
+
+            return run_outermost(around, functools.partial(original, operator), args, kwargs)
+
+        return __call__
+
+    def _run(
+        self,
+        call: Call | None,
+        returns: bool,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        wanted = call is not None and self.part.run(self._before, call)
+        returned = original(*args, **kwargs)
+        if wanted and call is not None:
+            self.part.run(self._after, call, returns, returned)
+        return returned
+
+    def _before(self, call: Call) -> bool:
+        if not self.begins(call.name, f"group {call.group}", call.all_tensors()):
+            return False
+        if self._request.inputs:
+            self.read(call.name, SENT, call.sent())
+        return True
+
+    def _after(self, call: Call, returns: bool, returned: Any) -> None:
+        tensors = {0: list(tensors_in(returned))} if returns else call.received()
+        if not any(tensors.values()):
+            return
+        values = returned if isinstance(returned, tuple) else (returned,)
+        # A handle without one of the backend's stands for a call that has already been waited for.
+        handle = next((value for value in values if getattr(value, "handle", None) is not None), None)
+
+        def arrived() -> None:
+            if self.wanted:
+                self.read(call.name, RECEIVED, tensors)
+
+        if handle is None:
+            arrived()
+        else:
+            self._waiting[handle] = arrived
+
+    def _waited(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(handle, *args, **kwargs)
+            arrived = self._waiting.pop(handle, None)
+            if arrived is not None:
+                self.part.run(arrived)
+            return result
+
+        return wait
+
+
+def _in_place_functions() -> ModuleType | None:
+    try:
+        from mindspore.mint.distributed import distributed
+    except ImportError:
+        return None
+    return distributed
