@@ -46,8 +46,9 @@ fuzz: .venv/.ready
 faults: .venv/.ready
 	$(BIN)/python -m tests.alert.faults.bench $(ARGS)
 
-bench: .venv/.ready
+bench: .venv/.ready .venv-mindspore/.ready
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-enable $(ARGS)
+	.venv-mindspore/bin/python -m pytest tests/benchmarks --benchmark-enable $(ARGS)
 
 dist: .venv/.ready
 	rm -rf dist

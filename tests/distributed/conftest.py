@@ -1,13 +1,18 @@
 """Ranks that stay for all tests of a session, and the table of what was proved."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from .launcher import Ranks
-from .proof import ProofTable
 
-_TABLE = pytest.StashKey[ProofTable]()
+if TYPE_CHECKING:
+    from .proof import ProofTable
+
+_TABLE: pytest.StashKey[ProofTable] = pytest.StashKey()
 
 
 class _Pool:
@@ -39,9 +44,20 @@ def ranks() -> Iterator[_Pool]:
     pool.close()
 
 
+@pytest.fixture(scope="session")
+def megatron_ranks() -> Iterator[_Pool]:
+    """As ``ranks``, for Megatron-core alone: it has to be told for good that the CPU is CUDA."""
+    pool = _Pool()
+    yield pool
+    pool.close()
+
+
 @pytest.fixture
 def proof(request: pytest.FixtureRequest) -> ProofTable:
     """``proof.check(engine, claim, function, *arguments)`` fills a cell of the table."""
+    # It needs torch, which the environment of MindSpore does not have.
+    from .proof import ProofTable
+
     return request.config.stash.setdefault(_TABLE, ProofTable())
 
 

@@ -92,6 +92,7 @@ def test_a_job_may_submit_without_waiting_for_itself() -> None:
     assert background.drain(timeout=10)
     assert taken == [False]
     assert background.losses.lost == 1
+    assert background.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

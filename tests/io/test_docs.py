@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from msmon_io import CsvWriter, ParquetWriter, WriterContext, create_run_dir, newest_run_dirs
+from msmon_io import CsvWriter, ParquetWriter, WriterContext, create_run_dir, newest_run_dirs, run_dirs
 
 from .tables import table
 
@@ -56,8 +56,10 @@ def test_the_python_code(two_ranks: dict[int, list[list[float]]], capsys: pytest
     assert printed.count("fc1.bias") == 2
     assert "fc1.weight" not in printed
     (example,) = blocks("packages/msmon-io/README.md", "python")
+    before = {run.path for run in run_dirs("monitor_output")}
     exec(example, {})
-    assert len(list(newest_run_dirs("monitor_output")[0].glob("*.csv"))) == 3
+    (run_dir,) = {run.path for run in run_dirs("monitor_output")} - before
+    assert len(list(run_dir.glob("*.csv"))) == 3
 
 
 def test_the_writer_of_another_package(

@@ -91,14 +91,19 @@ class TensorConformance(Conformance):
             fake = torch.ones(3)
         assert mode is not None
         assert "without memory" in msmon_stats.unsupported_reason(fake)
-        reasons = []
+        seen = []
 
         def record(row):
-            reasons.append(msmon_stats.unsupported_reason(row))
+            buffer = PartialBuffer(kernel=self.kernel)
+            seen.append(
+                (msmon_stats.unsupported_reason(row), buffer.measure([row], 1e-8), buffer.measure([row] * 2, 1e-8))
+            )
             return row.sum()
 
         torch.vmap(record)(torch.ones(2, 3))
-        assert "without memory" in reasons[0]
+        reason, one, two = seen[0]
+        assert "without memory" in reason
+        assert (one, two) == ([-1], [-1, -1])
 
 
 class TestTorchOperators(TensorConformance):

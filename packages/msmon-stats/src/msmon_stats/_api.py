@@ -19,7 +19,7 @@ def unsupported_reason(tensor: Any) -> str | None:
     >>> unsupported_reason(np.zeros(3)) is None
     True
     >>> unsupported_reason(np.array(["a"]))
-    'values of dtype <U1 are not numbers'
+    'values of dtype str32 are not numbers'
     """
     return backend_of(tensor).unsupported_reason(tensor)  # type: ignore[no-any-return]
 

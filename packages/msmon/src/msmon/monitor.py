@@ -15,11 +15,11 @@ import msmon_alert
 from msmon import config as configuration
 from msmon.collector import Buffer, NoObserver
 from msmon.config import Config, DynamicSwitch, Period
-from msmon.current_gradients import Metrics, current_gradients
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
 from msmon.outputs import make_run_dir
 from msmon.requests import ends_program
 from msmon.session import Place, Session
+from msmon.step_in_flight import Metrics, activations_so_far, current_gradients
 from msmon_hooks import Clock, Coverage, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
@@ -176,19 +176,24 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         """Statistics of the current weight gradients, reduced and unreduced, anywhere in the program.
 
         After a step and before the next backward: those of the last step. During a step: what the optimizer would
-        consume now. Waits for the device.
+        consume now, and, where ranks reduce, what was recorded of the gradients before that. Waits for the device.
 
         Returns:
             Two dictionaries, ``"0:fc1.weight/rank0/grad_reduced"`` to ``{"norm": 0.12, ...}``.
         """
-        if self._session is None or not self._session.config.wg_distribution:
+        session = self._session
+        if session is None or not session.config.wg_distribution:
             return {}, {}
         hooks = self._attachment.weight_hooks if self._attachment is not None and self._clock.in_step else None
-        current = current_gradients(hooks, self._session.config, self._rank) if hooks is not None else None
+        current = current_gradients(hooks, session.collector, session.config, self._rank) if hooks else None
         return current or (self._metrics("grad_reduced"), self._metrics("grad_unreduced"))
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
-        """Statistics of the activations and of their gradients, of the last step. Waits for the device."""
+        """Statistics of the activations and of their gradients, of the step so far; between two steps, and in one that
+        is not sampled, those of the last that was. Waits for the device."""
+        session = self._session
+        if session is not None and self._clock.in_step and self._clock.sampled:
+            return activations_so_far(session.collector, session.config, self._rank)
         return self._metrics("actv"), self._metrics("actv_grad")
 
     @property

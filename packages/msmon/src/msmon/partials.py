@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,20 +83,22 @@ def read_partials(run_dir: Path, step: int) -> Partials | None:
     path = partials_path(run_dir, step)
     try:
         with np.load(path, allow_pickle=False) as file:
-            if int(file["schema"]) != SCHEMA:
-                raise ValueError(f"{path}: schema {int(file['schema'])}, this version of msmon reads {SCHEMA}")
-            return Partials(
-                data_types=file["data_type"].tolist(),
-                vpp_stages=file["vpp_stage"].tolist(),
-                names=file["name"].tolist(),
-                micro_steps=file["micro_step"].tolist(),
-                dtypes=file["dtype"].tolist(),
-                matrix=file["partials"],
-            )
+            arrays = {name: file[name] for name in file.files}
+        found = int(arrays["schema"])
     except FileNotFoundError:
         return None
-    except (KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+    if found != SCHEMA:
+        raise ValueError(f"{path}: its schema is {found}, this version of msmon reads {SCHEMA}")
+    return Partials(
+        data_types=arrays["data_type"].tolist(),
+        vpp_stages=arrays["vpp_stage"].tolist(),
+        names=arrays["name"].tolist(),
+        micro_steps=arrays["micro_step"].tolist(),
+        dtypes=arrays["dtype"].tolist(),
+        matrix=arrays["partials"],
+    )
 
 
 def steps_with_partials(run_dir: Path) -> list[int]:

@@ -320,6 +320,8 @@ class Attachment:
 
     def _step_ends(self, *, skipped: bool = False) -> None:
         steps = self._part("steps")
+        if not skipped:
+            self._source.updated()
         if self.weight_hooks is not None:
             steps.run(self.weight_hooks.step_ends, skipped=skipped)
         else:

@@ -106,7 +106,9 @@ class _Passing(Hook):
         self.hook = hook
 
     def __call__(self, gradient: Any) -> Any:
-        self.hook(gradient)
+        # A tensor that was computed and not used gets None.
+        if gradient is not None:
+            self.hook(gradient)
         return gradient
 
 

@@ -27,7 +27,8 @@ class Moments:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._positions = {id(parameter): index for index, parameter in enumerate(parameters_of(optimizer))}
-        self._updated = False
+        self.updated = False
+        """Whether an update was seen."""
 
     def of(self, parameter: Any) -> dict[str, Any]:
         """The moments that the optimizer keeps of ``parameter`` now; empty before its first update.
@@ -54,11 +55,12 @@ class Moments:
         return None if idle else values[position]
 
     def _was_updated(self) -> bool:
-        if not self._updated:
+        if not self.updated:
             counter = step_counter(self._optimizer)
-            # Read from the device, but only until the first update was made.
-            self._updated = counter is None or _number(counter) > 0
-        return self._updated
+            # A resumed training goes on with the moments that it has. Read from the device, but only until an update
+            # was seen.
+            self.updated = counter is not None and _number(counter) > 0
+        return self.updated
 
 
 def parameters_of(optimizer: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from msmon_hooks.request import Request
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.torch.adam import AdamGroups
 from msmon_hooks.torch.collectives import CollectiveHooks
+from msmon_hooks.torch.collectives.writes import writes
 from msmon_hooks.torch.directions import agreement
 from msmon_hooks.torch.framework import TORCH
 from msmon_hooks.torch.grads.detect import find_source
@@ -254,6 +255,8 @@ class Attachment:
             self._hook_weights()
 
     def _hook_collectives(self) -> None:
+        if self._modules is not None:
+            writes.watch(self.registrations)
         if self._request.collectives is not None:
             self._collectives = CollectiveHooks(
                 self._request.collectives,
@@ -342,6 +345,9 @@ class Attachment:
     # Steps
 
     def _step_begins(self) -> None:
+        if self._clock.sampled:
+            # A root that was compiled meanwhile calls no hook that could have noticed.
+            self._calls.refresh()
         for hooks in (self.weight_hooks, self._momentum, self._features):
             if hooks is not None:
                 hooks.step_begins()

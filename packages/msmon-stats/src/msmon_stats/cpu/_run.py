@@ -18,6 +18,9 @@ from msmon_stats.cpu._row import ELEMENTS
 # microseconds and keeps the interpreter lock: giving it up could cost a whole switch interval.
 ALONE = 1 << 17
 
+# Many short runs: a team would save a few hundred microseconds, and lose milliseconds where the cores are taken.
+_ALONE_IN_SHORT_RUNS = 1 << 22
+
 _ITEMSIZE = {name: element.itemsize for name, element in ELEMENTS.items()}
 _ROW_ARGUMENTS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p)
 _short_rows: dict[str, Any] = {}
@@ -68,6 +71,8 @@ def run_many(dtype: str, data: Sequence[int], sizes: Sequence[int], eps: float, 
     )
     if total <= ALONE:
         _job_function("serial")(job.buffer_info()[0])
+    elif total <= _ALONE_IN_SHORT_RUNS and max(sizes) <= PIECE:
+        _job_function("serial_unlocked")(job.buffer_info()[0])
     else:
         _run_in_pieces(job, sizes, total, (pointers, lengths, keep))
 
@@ -120,6 +125,7 @@ def _job_function(name: str) -> Any:
         address = compiled(build_job())
         for known in ("serial", "body", "finish", "team"):
             _jobs[known] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address(known))
+        _jobs["serial_unlocked"] = _jobs["serial"]
         _jobs["serial"] = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address("serial"))
         function = _jobs[name]
     return function

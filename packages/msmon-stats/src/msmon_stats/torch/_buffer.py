@@ -14,7 +14,7 @@ from msmon_stats._fields import MIN, SUMSQ, WIDTH
 from msmon_stats._pages import Pages
 from msmon_stats._rows import Matrix, unscale
 from msmon_stats.torch._partial import number, usable_kernels, write_rows
-from msmon_stats.torch._values import local, unsupported_reason
+from msmon_stats.torch._values import address_of, local, plain, unsupported_reason
 
 _HOST = torch.device("cpu")
 
@@ -87,7 +87,8 @@ class PartialBuffer:
         if len(tensors) == 1:
             tensor = tensors[0]
             dtype = self._host.plain_on_host(tensor)
-            if dtype is None or self._host.freed(tensor, data := tensor.data_ptr()):
+            data = None if dtype is None else address_of(tensor)
+            if dtype is None or data is None:
                 return None
             with self._lock:
                 page, start, address, handle = self._take(_HOST, 1)
@@ -108,7 +109,7 @@ class PartialBuffer:
         groups: dict[torch.device, list[int]] = {}
         parts = [local(tensor) for tensor in tensors]
         for i, part in enumerate(parts):
-            if self._plainly_readable(part) or unsupported_reason(tensors[i]) is None:
+            if (plain(part) is not None and address_of(part) is not None) or unsupported_reason(tensors[i]) is None:
                 groups.setdefault(part.device, []).append(i)
         for device, members in groups.items():
             with self._lock:
@@ -125,13 +126,6 @@ class PartialBuffer:
                     rows[:, MIN:].div_(scale)
                     rows[:, SUMSQ].div_(scale)
         return handles
-
-    def _plainly_readable(self, tensor: torch.Tensor) -> bool:
-        return (
-            self._compiled
-            and self._host.plain_on_host(tensor) is not None
-            and not self._host.freed(tensor, tensor.data_ptr())
-        )
 
     def _measure_on_host(self, group: list[torch.Tensor], eps: Any, scale: Any, rows: Matrix) -> None:
         factor = 1.0 if scale is None else number(scale)
@@ -166,7 +160,12 @@ class PartialBuffer:
         with self._lock:
             pages, self._pages, self._count = self._pages, {}, 0
             self._expected = {device: rows.count for device, rows in pages.items()}
-        return Transfer([(rows.handles(), _start_copy(device, rows.filled())) for device, rows in pages.items()])
+        return _begin(pages)
+
+    def peek(self) -> Transfer:
+        """Begin a copy of the rows so far; the step goes on."""
+        with self._lock:
+            return _begin(self._pages)
 
     def _take(self, device: torch.device, count: int) -> tuple[Any, int, int, int]:
         pages = self._pages.get(device)
@@ -184,6 +183,10 @@ class PartialBuffer:
             wish = self._kernel if self._kernel in usable else None
             kernel = self._kernels[device_type] = choose(wish, usable)
         return kernel
+
+
+def _begin(pages: dict[torch.device, Pages]) -> Transfer:
+    return Transfer([(rows.handles(), _start_copy(device, rows.filled())) for device, rows in pages.items()])
 
 
 def _allocator(device: torch.device) -> Callable[[int], tuple[Any, int]]:

@@ -12,21 +12,14 @@ from msmon_stats import cpu
 from msmon_stats._fields import WIDTH
 from msmon_stats._layout import layout_of
 from msmon_stats._rows import Matrix, add, add_zeros, clear, repeat
-from msmon_stats.torch._values import KERNEL_DTYPES, plain, read
+from msmon_stats.torch._values import KERNEL_DTYPES, address_of, plain, read
 
 ROW_BYTES = 8 * WIDTH
-# Memory that was freed (a sharded parameter outside its use) shows as an offset from address 0.
-_LOWEST_ADDRESS = 1 << 40
 
 
 def plain_on_host(tensor: Any) -> str | None:
     """As :func:`plain`, and None for a tensor on another device."""
     return plain(tensor) if tensor.is_cpu else None
-
-
-def freed(tensor: torch.Tensor, address: int) -> bool:
-    """Whether a tensor has lost its memory."""
-    return address < _LOWEST_ADDRESS and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 def same_dtype(tensors: Sequence[Any]) -> tuple[str, list[int], list[int]] | None:
@@ -37,9 +30,12 @@ def same_dtype(tensors: Sequence[Any]) -> tuple[str, list[int], list[int]] | Non
     for tensor in tensors:
         if not tensor.is_cpu or plain(tensor) is not dtype:
             return None
-    data = [tensor.data_ptr() for tensor in tensors]
-    if min(data) < _LOWEST_ADDRESS and any(map(freed, tensors, data)):
-        return None
+    data = []
+    for tensor in tensors:
+        address = address_of(tensor)
+        if address is None:
+            return None
+        data.append(address)
     return dtype, data, [tensor.numel() for tensor in tensors]
 
 

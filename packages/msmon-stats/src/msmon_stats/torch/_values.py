@@ -28,6 +28,8 @@ _FLOAT8 = frozenset(
 )
 _COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
 _SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
+# Memory that was freed (a sharded parameter outside its use) shows as an offset from address 0.
+_LOWEST_ADDRESS = 1 << 40
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _strided = torch.strided
 
@@ -57,6 +59,17 @@ def plain(tensor: Any) -> str | None:
     ):
         return KERNEL_DTYPES.get(tensor.dtype)
     return None
+
+
+def address_of(tensor: torch.Tensor) -> int | None:
+    """Where the values of a plain tensor begin; None if it has no memory of its own."""
+    try:
+        address: int = tensor.data_ptr()
+    except RuntimeError:
+        return None
+    if address < _LOWEST_ADDRESS and tensor.numel() > 0 and (tensor.is_meta or tensor.untyped_storage().nbytes() == 0):
+        return None
+    return address
 
 
 def unsupported_reason(tensor: Any) -> str | None:

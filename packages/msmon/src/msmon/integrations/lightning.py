@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
+import sys
+from importlib import import_module
 from typing import Any
-
-try:
-    from lightning.pytorch import Callback
-except ImportError:
-    try:
-        from pytorch_lightning import Callback
-    except ImportError as error:
-        raise ImportError("msmon.integrations.lightning needs Lightning: pip install lightning") from error
 
 import msmon_alert
 from msmon.config import load_config
 from msmon.pytorch import TrainerMon
 
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
-class MsmonCallback(Callback):  # type: ignore[misc]
+
+def _callback_class() -> Any:
+    """``Callback`` of the package that the program uses: both may be installed, and each has its own."""
+    for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
+        try:
+            return import_module(name).Callback
+        except ModuleNotFoundError:
+            continue
+    raise ImportError("msmon.integrations.lightning needs Lightning: pip install lightning")
+
+
+_Callback: Any = _callback_class()
+
+
+class MsmonCallback(_Callback):  # type: ignore[misc]
     """Watches a training of Lightning's ``Trainer``, from ``on_train_start`` to its end, also where that is an error.
 
     Accumulation, resumed training and the strategies DDP and FSDP are found by themselves. A batch is a micro-step,

@@ -53,7 +53,7 @@ def merge_ranks(output_dir: str | Path, destination: str | Path | None = None) -
         What was read and written.
 
     Raises:
-        MergeError: no run directories, no ``run.json``, or nothing that could be joined.
+        MergeError: no run directories, no ``run.json``, or a damaged file.
         OSError: a file cannot be read or written.
     """
     output_dir = Path(output_dir)
@@ -66,7 +66,11 @@ def merge_ranks(output_dir: str | Path, destination: str | Path | None = None) -
     report = MergeReport(sources=sources)
     runs = [open_rank(rank, path) for rank, path in sorted(sources.items())]
     for stage in sorted({run.stage for run in runs}):
-        _StageMerge(stage, [run for run in runs if run.stage == stage], report).write(destination)
+        try:
+            _StageMerge(stage, [run for run in runs if run.stage == stage], report).write(destination)
+        except ValueError as error:
+            # A damaged file; the message names it.
+            raise MergeError(str(error)) from error
     return report
 
 

@@ -84,6 +84,10 @@ class GradientSource(gradients.GradientSource):
         """``exp_avg`` and ``exp_avg_sq`` as they stand now, as far as they exist."""
         return self._moments.of(weight.parameter)
 
+    def updated(self) -> None:
+        """The optimizer has made an update."""
+        self._moments.updated = True
+
     def step_ends(self) -> None:
         """The gradients of the step are let go."""
         self._consumed = None
@@ -102,7 +106,7 @@ class _Computed(Hook):
 
     def __call__(self, gradient: Any) -> Any:
         weight = self.weight()
-        if weight is not None and self.on_ready.wanted:
+        if weight is not None and gradient is not None and self.on_ready.wanted:
             self.on_ready(weight, gradient if self.sums is None else self._sum(weight.index, gradient, self.sums))
         return gradient
 

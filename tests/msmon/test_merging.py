@@ -1,0 +1,195 @@
+"""Parts of tensors, written by several ranks, joined to whole ones."""
+
+import json
+from math import isnan, nan
+
+import numpy as np
+import pytest
+
+import msmon_io
+from msmon.cli import main
+from msmon.merging import MergeError, merge_ranks
+from msmon.partials import PartialsWriter, read_partials, steps_with_partials
+from msmon_hooks import Shard, TensorRef
+from msmon_io import Table
+from msmon_stats import FIELDS, finalize, partial
+
+OPS = ["norm", "min", "max", "mean", "zeros", "nans", "std", "rms", "absmax", "infs"]
+WHOLE = np.array([3.0, -4.0, 0.0, 1e-12, 2.5, -7.0, 1.0], dtype=np.float64)
+CUT = {0: (0, 4), 1: (4, 7), 2: (4, 7)}
+"""Ranks 1 and 2 are replicas."""
+
+
+def entry(rank, **more):
+    start, stop = CUT[rank]
+    return {
+        "name": "w",
+        "vpp_stage": 0,
+        "shape": [7],
+        "dtype": "torch.float32",
+        "numel": 7,
+        "aliases": [],
+        "shards": [{"data_types": ["grad_reduced"], "part": f"{start}:{stop}", "local_numel": stop - start}],
+        **more,
+    }
+
+
+def write_rank(
+    output_dir, rank, values, *, stored=True, ops=OPS, steps=(0, 1), record=1, stage=0, entries=None, cut=None
+):
+    """What a rank of a run leaves: rows of its part of ``values``, scaled by the step."""
+    run_dir = msmon_io.create_run_dir(output_dir, rank)
+    start, stop = cut or CUT[rank]
+    info = {
+        "rank": rank,
+        "pp_stage": stage,
+        "config": {"ndigits": 17, "step_count_per_record": record, "ops": list(ops)},
+        "tensors": entries or [entry(rank)],
+    }
+    msmon_io.write_json(run_dir / "run.json", info)
+    partials = PartialsWriter(run_dir)
+    shard = Shard((7,), (stop - start,), f"{start}:{stop}")
+    ref = TensorRef("grad_reduced", "w", 0, None, 0, (0,), (stop - start,), "torch.float32", shard=shard)
+    with msmon_io.CsvWriter(run_dir, ndigits=17, step_count_per_record=record) as writer:
+        for step in steps:
+            matrix = partial(values[start:stop] * (step + 1))[None]
+            numbers = [op for op in ops if op not in ("shape", "dtype")]
+            writer.write(
+                Table(
+                    data_type="grad_reduced",
+                    step=step,
+                    names=["w"],
+                    vpp_stages=[0],
+                    ops=list(ops),
+                    values=finalize(matrix, numbers),
+                    text={op: ["x"] for op in ops if op not in numbers},
+                )
+            )
+            if stored:
+                partials.write(step, [ref], matrix)
+    return run_dir
+
+
+def merged_row(report, step, stage=0):
+    (table,) = [
+        table
+        for path in report.run_dirs[stage].glob("grad_reduced_*.csv")
+        for table in msmon_io.read_csv(path)
+        if table.step == step
+    ]
+    assert list(table.names) == ["w"]
+    return table, dict(zip(table.number_ops, table.rows()[0], strict=True))
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("record", [1, 10])
+def test_parts_and_replicas(tmp_path, stored, record):
+    for rank in CUT:
+        write_rank(tmp_path, rank, WHOLE, stored=stored, record=record)
+    report = merge_ranks(tmp_path)
+    assert (report.rows, report.sharded, report.from_digits) == (2, 2, 0 if stored else 2)
+    assert report.run_dirs[0].parent == tmp_path / "merged"
+    for step in (0, 1):
+        whole = finalize(partial(WHOLE * (step + 1))[None], OPS)[0]
+        _, row = merged_row(report, step)
+        assert row == pytest.approx(dict(zip(OPS, whole, strict=True)), rel=1e-12)
+    info = json.loads((report.run_dirs[0] / "run.json").read_text())
+    assert info["merged_from"] == [0, 1, 2]
+    assert info["tensors"][0]["local_numel"] == 7
+    coverage = json.loads((report.run_dirs[0] / "coverage.json").read_text())
+    assert coverage["expected"] == coverage["seen"] == {"grad_reduced": 1}
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_nan_in_one_part(tmp_path, stored):
+    values = WHOLE.copy()
+    values[5] = nan
+    for rank in (0, 1):
+        write_rank(tmp_path, rank, values, stored=stored, ops=["norm", "max", "zeros", "shape", "dtype"], steps=[0])
+    table, row = merged_row(merge_ranks(tmp_path), 0)
+    assert isnan(row["norm"])
+    assert isnan(row["max"])
+    assert row["zeros"] == pytest.approx(2 / 7)
+    assert {op: list(text) for op, text in table.text.items()} == {
+        "shape": ["[7]"],
+        "dtype": ["torch.float32" if stored else "x"],
+    }
+
+
+def test_std_without_mean_needs_the_partials(tmp_path):
+    for rank in (0, 1):
+        write_rank(tmp_path / "digits", rank, WHOLE, stored=False, ops=["std", "norm"], steps=[0])
+        write_rank(tmp_path / "stored", rank, WHOLE, stored=True, ops=["std", "norm"], steps=[0])
+    assert isnan(merged_row(merge_ranks(tmp_path / "digits"), 0)[1]["std"])
+    assert merged_row(merge_ranks(tmp_path / "stored"), 0)[1]["std"] == pytest.approx(WHOLE.std(ddof=1))
+
+
+def test_a_missing_part_leaves_no_row(tmp_path, capsys):
+    write_rank(tmp_path, 0, WHOLE)
+    # The second rank ended a step earlier.
+    write_rank(tmp_path, 1, WHOLE, steps=[0])
+    assert main(["merge", str(tmp_path), "-o", str(tmp_path / "out")]) == 1
+    printed = capsys.readouterr()
+    assert "1 rows of whole tensors, 1 of them joined from parts (exactly)" in printed.out
+    assert "incomplete: grad_reduced w of pipeline stage 0: 4 of 7 elements" in printed.err
+    (run_dir,) = (tmp_path / "out").iterdir()
+    coverage = json.loads((run_dir / "coverage.json").read_text())
+    assert [entry["name"] for entry in coverage["missing"]] == ["w"]
+    assert not list(run_dir.glob("*_1-1.csv"))
+
+
+def test_equal_names_of_two_pipeline_stages(tmp_path):
+    for rank in (0, 1):
+        whole = [entry(rank, shards=[])]
+        write_rank(tmp_path, rank, WHOLE * (rank + 1), cut=(0, 7), stage=rank, stored=False, entries=whole, steps=[0])
+    report = merge_ranks(tmp_path)
+    assert len(report.run_dirs) == 2
+    norms = [merged_row(report, 0, stage)[1]["norm"] for stage in (0, 1)]
+    assert norms[1] == pytest.approx(2 * norms[0])
+    assert report.from_digits == 0
+
+
+def test_without_csv(tmp_path):
+    for rank in (0, 1):
+        run_dir = write_rank(tmp_path, rank, WHOLE)
+        for path in run_dir.glob("*.csv"):
+            path.unlink()
+    assert merged_row(merge_ranks(tmp_path), 1)[1]["norm"] == pytest.approx(2 * np.linalg.norm(WHOLE))
+
+
+def test_nothing_to_merge(tmp_path, capsys):
+    with pytest.raises(MergeError, match="no run directories"):
+        merge_ranks(tmp_path)
+    assert main(["merge", str(tmp_path / "nowhere")]) == 2
+    run_dir = write_rank(tmp_path, 0, WHOLE)
+    (run_dir / "run.json").unlink()
+    with pytest.raises(MergeError, match=r"run\.json is missing"):
+        merge_ranks(tmp_path)
+    (run_dir / "run.json").write_text("{")
+    assert main(["merge", str(tmp_path)]) == 2
+    assert "is not what msmon writes" in capsys.readouterr().err
+
+
+def test_partials_come_back(tmp_path):
+    run_dir = write_rank(tmp_path, 1, WHOLE)
+    assert steps_with_partials(run_dir) == [0, 1]
+    found = read_partials(run_dir, 1)
+    assert (found.data_types, found.names, found.micro_steps) == (["grad_reduced"], ["w"], [-1])
+    assert dict(zip(FIELDS, found.matrix[0], strict=True))["max"] == 5
+    assert read_partials(run_dir, 7) is None
+    (run_dir / "partials" / "step_1.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"step_1\.npz"):
+        read_partials(run_dir, 1)
+    with pytest.raises(MergeError, match=r"step_1\.npz is damaged"):
+        merge_ranks(tmp_path)
+
+
+def test_a_full_disk_loses_partials_and_says_so(tmp_path, caplog):
+    run_dir = msmon_io.create_run_dir(tmp_path, 0)
+    (run_dir / "partials").write_text("in the way")
+    writer = PartialsWriter(run_dir)
+    ref = TensorRef("exp_avg", "w", 0, None, 0, (0,), (3,), "torch.float32", shard=Shard((7,), (3,), "0:3"))
+    writer.write(0, [ref], partial(WHOLE[:3])[None])
+    writer.close()
+    assert writer.losses.lost == 1
+    assert "partials output" in caplog.text
