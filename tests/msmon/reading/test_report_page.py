@@ -196,6 +196,18 @@ def test_a_page_is_thinned_until_it_fits_and_says_how(tmp_path: Path, limit: int
     assert lines[1, detail, bin_] < 1000
 
 
+def test_values_that_do_not_compress_are_thinned_further(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    values = 10.0 ** random.uniform(-30, 30, (100, 200)) * random.random((100, 200))
+    rows = [(step, f"layers.{i}.weight", values[step, i]) for step in range(100) for i in range(200)]
+    write_rank(tmp_path / "run", {"grad_reduced": rows}, steps_per_file=100)
+    whole = write_report(tmp_path / "run", tmp_path / "r.html")
+    assert not whole.thinned
+    less = write_report(tmp_path / "run", tmp_path / "r.html", limit=whole.size - 2000)
+    assert less.size <= whole.size - 2000
+    assert less.thinned
+
+
 def test_long_names_need_room_too(tmp_path: Path) -> None:
     """What cannot be estimated before it is packed is made up for afterwards."""
     random = np.random.default_rng(0)

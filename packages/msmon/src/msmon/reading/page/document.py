@@ -6,7 +6,7 @@ import base64
 import html
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..binning import Bits
 from ..index import TensorKey
 from ..statistics import preferred, scale_of, worst_of
 from .blobs import encode
-from .fitting import Fit, fit
+from .fitting import Costs, Fit, fit
 from .series import Panel, TypeSeries
 
 #: Bytes. Pages of this size go through mail and open at once.
@@ -27,9 +27,9 @@ PAGE_LIMIT = 10_000_000
 
 _STYLES = ("uPlot.min.css", "page.css")
 _SCRIPTS = ("data.js", "colors.js", "panels.js", "heatmap.js", "curves.js", "selection.js", "page.js")
+_FRAME_BYTES = 110_000
 _TRIES = 8
-#: Bytes of a page for the name of one tensor, before any was packed.
-_NAME_COST = 20.0
+_MARGIN = 0.97
 
 
 @attrs.frozen(kw_only=True)
@@ -66,28 +66,60 @@ class Written:
 
 def write_page(path: Path, page: Page, *, limit: int = PAGE_LIMIT) -> Written:
     """Write the page, thinning its curves until it has at most `limit` bytes; the page says what was thinned."""
-    room = float(limit)
-    name_cost = _NAME_COST
+    frame, costs = _FRAME_BYTES, Costs()
     for attempt in range(_TRIES):
-        text, thinned, frame, names = _assemble(page, fit(page.series, room, name_cost))
-        size = len(text.encode("utf-8"))
-        # The estimate is cautious; a page of half the size has room for more.
-        wasteful = bool(thinned) and size < 0.75 * limit and attempt < _TRIES - 2
-        if size <= limit and not wasteful:
+        made = _assemble(page, fit(page.series, _MARGIN * (limit - frame), costs))
+        # The first estimate is cautious; a page of half the size has room for more.
+        wasteful = bool(made.thinned) and made.size < 0.75 * limit and attempt < _TRIES - 2
+        if made.size <= limit and not wasteful:
             break
-        # What was packed tells what the next try may estimate.
-        room *= min(0.93 * (limit - frame) / (size - frame), 4.0)
-        name_cost = names
-    path.write_text(text, encoding="utf-8")
-    return Written(path=path, size=size, thinned=thinned)
+        # Another try, with what things really cost.
+        frame, costs = made.frame, made.costs(costs, grow=made.size > limit)
+    path.write_text(made.text, encoding="utf-8")
+    return Written(path=path, size=made.size, thinned=made.thinned)
 
 
-def _assemble(page: Page, chosen: Fit) -> tuple[str, list[str], int, float]:
-    """The page, what was thinned, the bytes that no thinning changes, and the bytes for each tensor's name."""
+@attrs.frozen(kw_only=True)
+class _Made:
+    """One try."""
+
+    text: str
+    size: int
+    thinned: list[str]
+    half: bool
+    values: int
+    """How many values the arrays have."""
+    array_bytes: int
+    name_bytes: int
+    names: int
+
+    @property
+    def frame(self) -> int:
+        """Bytes that no thinning changes."""
+        return self.size - self.array_bytes - self.name_bytes
+
+    def costs(self, before: Costs, *, grow: bool) -> Costs:
+        """What a value and a name cost here; a little more if this was too much."""
+        value = self.array_bytes / max(self.values, 1) * (1.03 if grow else 1.0)
+        name = self.name_bytes / max(self.names, 1)
+        return (
+            attrs.evolve(before, name=name, half=value) if self.half else attrs.evolve(before, name=name, whole=value)
+        )
+
+
+def _assemble(page: Page, chosen: Fit) -> _Made:
     names: dict[TensorKey, int] = {}
     blobs: list[str] = []
     thinned: list[str] = []
-    types = [_type(page, one, chosen, names, blobs, thinned) for one in page.series]
+    values = 0
+
+    def put(array: Bits) -> str:
+        nonlocal values
+        values += array.size
+        blobs.append(encode(array, half=chosen.half))
+        return f"b{len(blobs) - 1}"
+
+    types = [_type(page, one, chosen, names, put, thinned) for one in page.series]
     meta = {
         "kind": page.kind,
         "title": page.title,
@@ -121,12 +153,25 @@ def _assemble(page: Page, chosen: Fit) -> tuple[str, list[str], int, float]:
     for name, part in parts.items():
         before, _, after = text.partition(f"{{{{{name}}}}}")
         text = before + part + after
-    frame = len(text) - len(packed) - sum(map(len, blobs))
-    return text, thinned, frame, len(packed) / max(len(names), 1)
+    return _Made(
+        text=text,
+        size=len(text.encode("utf-8")),
+        thinned=thinned,
+        half=chosen.half,
+        values=values,
+        array_bytes=sum(map(len, blobs)),
+        name_bytes=len(packed),
+        names=len(names),
+    )
 
 
 def _type(
-    page: Page, series: TypeSeries, chosen: Fit, names: dict[TensorKey, int], blobs: list[str], thinned: list[str]
+    page: Page,
+    series: TypeSeries,
+    chosen: Fit,
+    names: dict[TensorKey, int],
+    put: Callable[[Bits], str],
+    thinned: list[str],
 ) -> Mapping[str, Any]:
     series = series.coarser(-(-len(series.bins) // chosen.bins))
     layer_names, layer_of = series.group_numbers()
@@ -138,10 +183,6 @@ def _type(
     position = np.full(every, -1)
     position[kept] = np.arange(len(kept))
     columns = series.bins.starts
-
-    def put(values: Bits) -> str:
-        blobs.append(encode(values, half=chosen.half))
-        return f"b{len(blobs) - 1}"
 
     layers = series.group_lines() if chosen.layers and not whole else None
     with_worst = not whole or page.kind != "report"

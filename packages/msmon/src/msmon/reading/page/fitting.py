@@ -8,9 +8,6 @@ import attrs
 
 from .series import TypeSeries
 
-#: Bytes of a page that one value costs, base64 included, measured on noisy values; others cost less.
-_WHOLE_COST = 4.6
-_HALF_COST = 2.0
 #: Curves of fewer points say too little: rather fewer tensors.
 _FEWEST_BINS = 60
 _ENOUGH_BINS = 200
@@ -37,15 +34,23 @@ class Fit:
     """Where not all tensors are in detail: is the worst of each layer there for every line?"""
 
 
-def fit(series: Sequence[TypeSeries], room: float, name_cost: float) -> Fit:
-    """The most that fits into `room` bytes, by estimate.
+@attrs.frozen(kw_only=True)
+class Costs:
+    """Bytes of a page, base64 included. The defaults are of noisy values; others cost less."""
 
-    Args:
-        name_cost: bytes that a tensor costs whatever is shown of it: its name and its place.
-    """
+    whole: float = 4.6
+    """A value of 32 bits."""
+    half: float = 2.0
+    """A value of 16 bits."""
+    name: float = 20.0
+    """A tensor, whatever is shown of it: its name and its place."""
+
+
+def fit(series: Sequence[TypeSeries], room: float, costs: Costs) -> Fit:
+    """The most that fits into `room` bytes, by estimate."""
     longest = max((len(one.bins) for one in series), default=1)
     most = max((len(one.tensors) for one in series), default=0)
-    names = name_cost * sum(len(one.tensors) for one in series)
+    names = costs.name * sum(len(one.tensors) for one in series)
     if names > _NAME_SHARE * room:
         most = max(int(most * _NAME_SHARE * room / names), 1)
     # Of each data type as many tensors as may have a row, with their statistics, and with those once for each line.
@@ -53,12 +58,12 @@ def fit(series: Sequence[TypeSeries], room: float, name_cost: float) -> Fit:
     rows = sum(count * len(one.stats) for count, one in zip(tensors, series, strict=True))
     curves = sum(count * len(one.stats) * len(one.lines) for count, one in zip(tensors, series, strict=True))
     room -= min(names, _NAME_SHARE * room)
-    if curves * longest * _WHOLE_COST <= room:
+    if curves * longest * costs.whole <= room:
         return Fit(half=False, bins=longest, tensors=most, detail=most, layers=False)
-    bins = int(room / (curves * _HALF_COST))
+    bins = int(room / (curves * costs.half))
     if bins >= min(_ENOUGH_BINS, longest):
         return Fit(half=True, bins=min(bins, longest), tensors=most, detail=most, layers=False)
-    return _fit_parts(series, room / _HALF_COST, most, longest, rows)
+    return _fit_parts(series, room / costs.half, most, longest, rows)
 
 
 def _fit_parts(series: Sequence[TypeSeries], values: float, most: int, longest: int, rows: int) -> Fit:
