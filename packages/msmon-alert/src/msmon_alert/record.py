@@ -53,7 +53,8 @@ def anomaly_record(
 
     >>> from msmon_alert import Fired
     >>> fired = Fired(stat="norm", rule="AnomalyNan", value=float("inf"), history=None)
-    >>> record = anomaly_record(Alert(tag="0:fc.weight/rank0/exp_avg", step=3, index=0, fired=(fired,)), rank=0, call_id=7)
+    >>> alert = Alert(tag="0:fc.weight/rank0/exp_avg", step=3, index=0, fired=(fired,))
+    >>> record = anomaly_record(alert, rank=0, call_id=7)
     >>> record["tag_name"], record["call_id"], record["rule"], record["value"]
     ('0:fc.weight/rank0/exp_avg', 7, 'AnomalyNan', 'inf')
     """
