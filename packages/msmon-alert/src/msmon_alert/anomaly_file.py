@@ -34,6 +34,12 @@ class AnomalyFile:
     Raises:
         OSError: the file cannot be made or opened, or the directory is a symbolic link to somewhere outside its parent.
         ValueError: append, and what is there is not a JSON object of records.
+
+    >>> import json, tempfile
+    >>> with AnomalyFile(tempfile.mkdtemp() + "/rank0") as file:
+    ...     file.write([{"tag_name": "0:fc.weight/rank0/grad_reduced", "step": 3, "call_id": 7, "message": "odd"}])
+    >>> list(json.loads(file.path.read_text()))
+    ['0:fc.weight/rank0/grad_reduced_step_3_call_7']
     """
 
     def __init__(self, directory: str | os.PathLike[str], append: bool = False) -> None:

@@ -50,6 +50,13 @@ def anomaly_record(
         micro_step: None where the tensor belongs to the whole step.
         pp_stage, vpp_stage: pipeline stage and virtual stage.
         group_mates: ranks of the pipeline group.
+
+    >>> from msmon_alert import Fired
+    >>> fired = Fired(stat="norm", rule="AnomalyNan", value=float("inf"), history=None)
+    >>> alert = Alert(tag="0:fc.weight/rank0/exp_avg", step=3, index=0, fired=(fired,))
+    >>> record = anomaly_record(alert, rank=0, call_id=7)
+    >>> record["tag_name"], record["call_id"], record["rule"], record["value"]
+    ('0:fc.weight/rank0/exp_avg', 7, 'AnomalyNan', 'inf')
     """
     return {
         "rank": rank,

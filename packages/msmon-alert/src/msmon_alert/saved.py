@@ -21,6 +21,17 @@ def save_state(state: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
     Raises:
         OSError: it cannot be written; what was there before still is.
+
+    >>> import tempfile
+    >>> from msmon_alert import AnomalyTurbulence, Monitor
+    >>> before, after = Monitor([AnomalyTurbulence(1.0)]), Monitor([AnomalyTurbulence(1.0)])
+    >>> before.observe(0, ["w"], ["norm"], [[1.0]])
+    []
+    >>> path = tempfile.mkdtemp() + "/histories.npz"
+    >>> save_state(before.state_dict(), path)
+    >>> after.load_state_dict(load_state(path))
+    >>> after.observe(1, ["w"], ["norm"], [[9.0]])[0].history
+    1.0
     """
     meta = {**state, "rules": [{"rule_name": rule["rule_name"]} for rule in state["rules"]]}
     arrays = {

@@ -30,7 +30,11 @@ class SortedAnomalies:
 
 def find_anomaly_files(directory: str | Path) -> list[Path]:
     """`rank*/anomaly.json` below the directory or below its `anomaly_detected`, in the order of ranks; or the one file
-    in the directory itself. Empty if there is none."""
+    in the directory itself. Empty if there is none.
+
+    >>> find_anomaly_files("/nowhere")
+    []
+    """
     folder = Path(directory)
     for base in (folder, folder / "anomaly_detected"):
         found = [path for path in base.glob(f"rank*/{FILE_NAME}") if path.is_file()]
