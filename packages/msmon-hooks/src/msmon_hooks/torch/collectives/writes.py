@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import distributed
 
+from msmon_hooks.interception import intercept
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.collectives.calls import COLLECTIVES, tensors_in
-from msmon_hooks.torch.collectives.interception import intercept
 
 _MOST = 4096
 """Storages that are told apart; beyond it all are taken to have changed."""
