@@ -79,12 +79,12 @@ class ModuleCalls:
         """Run ``hook`` at each call of ``module``, behind the hooks that are there."""
         watched = self._watched.setdefault(id(module), _Watched(module))
         if isinstance(hook, BeforeCall):
-            registered: Any = _Before(hook)
-            handle = module.register_forward_pre_hook(registered, with_kwargs=True)
+            before = _Before(hook)
+            watched.handles[hook] = (before, module.register_forward_pre_hook(before, with_kwargs=True))
         else:
-            registered = _After(hook)
-            handle = module.register_forward_hook(registered, with_kwargs=True, always_call=hook.always)
-        watched.handles[hook] = (registered, handle)
+            after = _After(hook)
+            handle = module.register_forward_hook(after, with_kwargs=True, always_call=hook.always)
+            watched.handles[hook] = (after, handle)
         self._wrap(watched)
 
     def remove(self, module: nn.Module, hook: BeforeCall | AfterCall) -> None:
