@@ -5,7 +5,7 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
-.PHONY: venv demo test fuzz faults check bench dist clean
+.PHONY: venv demo test fuzz soak faults check bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -40,7 +40,11 @@ check: .venv/.ready
 	$(BIN)/lint-imports
 
 fuzz: .venv/.ready
-	MSMON_FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/msmon/test_config_fuzz.py --durations=0 $(ARGS)
+	MSMON_FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/msmon/test_config_fuzz.py tests/msmon/test_file_fuzz.py --durations=0 $(ARGS)
+
+# 5,000 steps, started and stopped every 50: does anything grow?
+soak: .venv/.ready
+	$(BIN)/python -m tests.soak $(ARGS)
 
 # The bench of injected faults: which fault the recommended alert rules find, at which step, layer and rank.
 faults: .venv/.ready

@@ -84,14 +84,13 @@ def test_append_repairs_what_a_torn_write_left(tmp_path):
     with AnomalyFile(tmp_path) as file:
         file.write(map(record, range(3)))
     whole = file.path.read_bytes()
-    third = whole.index(b'"0:fc2')
     for cut in range(1, len(whole)):
         file.path.write_bytes(whole[:cut])
         with AnomalyFile(tmp_path, append=True) as again:
+            assert key(9) not in load(file.path)
             again.write([record(9)])
         kept = [n for n in range(3) if cut >= (whole.index(b',\n"0:fc%d' % (n + 1)) if n < 2 else len(whole) - 3)]
         assert list(load(file.path)) == list(map(key, [*kept, 9])), cut
-    assert third > 0
 
 
 def test_append_leaves_other_files_alone(tmp_path):

@@ -38,6 +38,14 @@ def test_histories_follow_the_tag_through_reordered_changed_and_reused_lists():
             past.append(value)
 
 
+def test_a_list_changed_in_the_middle_is_another_list():
+    monitor = Monitor([AnomalyTurbulence(threshold=0.5)])
+    tags = ["first", "a", "b", "last"]
+    monitor.observe(0, tags, ["norm"], [[1.0], [1.0], [100.0], [1.0]])
+    tags[1:3] = ["b", "a"]
+    assert monitor.observe(1, tags, ["norm"], [[1.0], [100.0], [1.0], [1.0]]) == []
+
+
 def test_a_tag_twice_in_a_table_is_seen_one_after_the_other():
     monitor = Monitor([AnomalyTurbulence(threshold=0.5)])
     alerts = monitor.observe(0, ["a", "b", "a", "a"], ["norm"], np.array([[1.0], [1.0], [9.0], [1.0]]))

@@ -132,6 +132,14 @@ def test_memory_depends_on_the_count_alone():
     assert len(list(held)) == 10
 
 
+def test_a_key_that_comes_again_has_one_place_and_the_newest_record():
+    held = FirstRecords(3)
+    for text in ("first", "again"):
+        for call in (2, 1, 0):
+            held.add(f"call {call}", record(call=call) | {"message": text})
+    assert [(key, one["message"]) for key, one in held] == [(f"call {call}", "again") for call in range(3)]
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -15,14 +15,17 @@ from msmon_alert import (
     AnomalyVanish,
     Monitor,
     load_state,
+    rules_from_config,
     save_state,
 )
+
+from .faults.training import CONFIG, RECOMMENDED
 
 RULES = [
     AnomalyTurbulence(2.0),
     AnomalyNan(),
-    AnomalyVanish(1e-3),
-    AnomalyDead(0.8, steps=2),
+    AnomalyVanish(1e-6),
+    AnomalyDead(0.8),
     AnomalySpike(threshold=4, window=16),
     AnomalyFrozen(),
     AnomalyOverwritten(),
@@ -35,17 +38,18 @@ def tables(seed=0, steps=120):
     generator = np.random.default_rng(seed)
     names = [f"0:w{i}/rank0" for i in range(12)]
     weights = generator.lognormal(size=(12, 4))
-    for _ in range(steps):
+    for step in range(steps):
         if generator.random() < 0.2:
             weights[generator.integers(12)] *= 1.5
         before = weights.copy()
-        moved = generator.random(12) < 0.8
+        moved = generator.random(12) < (0.8 if step > 60 else 1.0)
         weights[moved] *= 1.001
         others = generator.lognormal(sigma=0.3, size=(12, 4))
-        others[:, 2] = generator.choice([0.1, 0.9], size=12, p=[0.8, 0.2])
+        others[:, 2] = generator.choice([0.1, 0.3], size=12)
+        others[generator.random(12) < step / 400, 2] = 0.9
         others[generator.random((12, 4)) < 0.02] *= 1e4
         others[generator.random((12, 4)) < 0.01] = np.nan
-        others[generator.random(12) < 0.02, 0] = 0
+        others[generator.random(12) < step / 4000, 0] = 0
         kinds = ("param_origin", "param_updated", "actv")
         keep = generator.permutation(36)[:30]  # tags come, go and change places
         tags = np.array([f"{name}/{kind}" for kind in kinds for name in names])
@@ -147,3 +151,12 @@ def test_histories_are_proportional_to_tags():
         return sum(array.nbytes for rule in monitor.state_dict()["rules"] for array in rule["arrays"].values())
 
     assert size(2000) == 2 * size(1000)
+
+
+def test_the_size_that_the_readme_tells():
+    monitor = Monitor(rules_from_config(RECOMMENDED))
+    for step in range(2):
+        monitor.observe(step, [f"t{i}/param_origin" for i in range(1000)], CONFIG["ops"], np.ones((1000, 6)))
+        monitor.observe(step, [f"t{i}/param_updated" for i in range(1000)], CONFIG["ops"], np.ones((1000, 6)))
+    arrays = [array for rule in monitor.state_dict()["rules"] for array in rule["arrays"].values()]
+    assert sum(array.nbytes for array in arrays) / 2000 == pytest.approx(500, rel=0.1)

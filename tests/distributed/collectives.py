@@ -131,6 +131,36 @@ def step(*, output: str, what: str, **cc: Any) -> dict[str, Any]:
     return {"intercepted": intercepted, "left": left, "wait": vars(dist.Work)["wait"] is wait}
 
 
+class ByHand(nn.Module):
+    """Tensor parallelism by hand: the output of the first layer is summed up over the ranks, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        with torch.no_grad():
+            dist.all_reduce(hidden)
+        return self.second(hidden)
+
+
+def between_modules(*, output: str) -> dict[str, Any]:
+    """A collective writes into an activation that two modules see."""
+    torch.manual_seed(0)
+    model = ByHand()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    body = dist.all_reduce.__code__
+    monitor = _monitor(output, model, optimizer, xy_distribution=True)
+    seen: dict[str, float] = {}
+    model.first.register_forward_hook(lambda module, args, out: seen.update(output=out.norm().item()))
+    model.second.register_forward_pre_hook(lambda module, args: seen.update(input=args[0].norm().item()))
+    model(_filled(1)).sum().backward()
+    optimizer.step()
+    monitor.close()
+    return {**seen, "restored": dist.all_reduce.__code__ is body}
+
+
 def log_only(*, output: str, module_ranks: list[int]) -> None:
     """Ends the program in the first step, on every rank."""
     model = nn.Linear(2, 1)

@@ -44,6 +44,14 @@ def ranks() -> Iterator[_Pool]:
     pool.close()
 
 
+@pytest.fixture(scope="session")
+def megatron_ranks() -> Iterator[_Pool]:
+    """As ``ranks``, for Megatron-core alone: it has to be told for good that the CPU is CUDA."""
+    pool = _Pool()
+    yield pool
+    pool.close()
+
+
 @pytest.fixture
 def proof(request: pytest.FixtureRequest) -> ProofTable:
     """``proof.check(engine, claim, function, *arguments)`` fills a cell of the table."""

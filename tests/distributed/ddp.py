@@ -86,3 +86,49 @@ def proof_by_hand(*, output: str) -> dict[str, Any]:
 def proof(*, output: str, config: dict[str, Any] | None = None, **variant: Any) -> dict[str, Any]:
     """The four trainings of :func:`prove`."""
     return prove(lambda: build(**variant), output=output, **(config or {}))
+
+
+def metrics_in_the_middle(*, output: str) -> dict[str, Any]:
+    """What the API says between backward and step, with what torch itself says."""
+    from pathlib import Path
+
+    from .prove import make_monitor
+
+    trained = build(dp_group=False)
+    model = trained.model
+    monitor = make_monitor(trained, Path(output), format="api", xy_distribution=True)
+    trained.step(0)
+    own: dict[str, float] = {}
+    rank = torch.distributed.get_rank()
+    for name, parameter in model.module.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: own.update({name: p.grad.norm().item()}))
+    model(batch(1, rank)).float().pow(2).mean().backward()
+    reduced, unreduced = monitor.generate_wgrad_metrics()
+    actv, actv_grad = monitor.generate_xy_metrics()
+    answer = {
+        "reduced": {tag: row["norm"] for tag, row in reduced.items()},
+        "unreduced": {tag: row["norm"] for tag, row in unreduced.items()},
+        "actv": sorted(actv),
+        "actv_grad": sorted(actv_grad),
+        "expected_reduced": {name: p.grad.norm().item() for name, p in model.module.named_parameters()},
+        "expected_unreduced": own,
+    }
+    trained.optimizer.step()
+    monitor.close()
+    return answer
+
+
+def pipeline_stages(*, output: str) -> None:
+    """All ranks are stages of one pipeline, and every number is odd."""
+    from pathlib import Path
+
+    from msmon.pytorch import TrainerMon
+
+    from .prove import write_config
+
+    alert = {"rules": [{"rule_name": "AnomalyNan", "args": {"threshold": 1e-12}}], "dump": True}
+    trained = build()
+    with TrainerMon(write_config(Path(output), alert=alert), torch.distributed.group.WORLD) as monitor:
+        monitor.set_monitor(trained.model, 1, trained.optimizer)
+        trained.step(0)
+    torch.distributed.barrier()

@@ -42,6 +42,8 @@ class Trained:
     grad_acc_steps: int = 1
     groups: dict[str, Any] = field(factory=dict)
     """``dp_group`` and ``tp_group`` of ``set_monitor``."""
+    process_group: Any = None
+    """The pipeline's."""
     weights: Callable[[], Iterable[torch.Tensor]] | None = None
     """What must be bit-equal at the end; default: the model's parameters (local parts)."""
     watched: Sequence[Any] = ()
@@ -185,7 +187,7 @@ def write_config(folder: Path, **config: Any) -> Path:
 
 def make_monitor(trained: Trained, folder: Path, **config: Any) -> TrainerMon:
     """A monitor of the training that writes into ``folder``."""
-    monitor = TrainerMon(write_config(folder, **config))
+    monitor = TrainerMon(write_config(folder, **config), process_group=trained.process_group)
     monitor.set_monitor(
         trained.model, grad_acc_steps=trained.grad_acc_steps, optimizer=trained.optimizer, **trained.groups
     )

@@ -96,6 +96,16 @@ def test_code_lines_and_outputs_alone(ranks, tmp_path):
     assert set(rows(tmp_path / "c", 0)) == set(rows(tmp_path / "a", 0))
 
 
+def test_an_activation_that_a_collective_changed_is_read_again(ranks, tmp_path):
+    """Autograd's version counter does not notice the write."""
+    for rank, answer in enumerate(ranks.run("collectives", "between_modules", output=str(tmp_path))):
+        found = {key[2]: row["norm"] for key, row in rank_rows(tmp_path, rank).items() if key[0] == "actv"}
+        assert found["first.output"] == pytest.approx(answer["output"])
+        assert found["second.input"] == pytest.approx(answer["input"])
+        assert answer["input"] != answer["output"]
+        assert answer["restored"]
+
+
 def test_log_only_ends_every_rank(tmp_path):
     with Ranks(2) as ranks:
         codes, output = ranks.exit_codes("collectives", "log_only", output=str(tmp_path), module_ranks=[1])

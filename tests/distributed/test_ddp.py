@@ -1,5 +1,7 @@
 """DistributedDataParallel."""
 
+import json
+
 import pytest
 
 from .proof import (
@@ -68,3 +70,24 @@ def test_shorter_accumulation_than_announced(ranks, tmp_path):
     assert_unchanged(answers)
     assert_unreduced(tmp_path / "all", reference_training(grad_acc_steps=2))
     assert coverage(tmp_path / "all", 0)["notes"] == []
+
+
+def test_metrics_between_backward_and_step(ranks, tmp_path):
+    answers = ranks.run("ddp", "metrics_in_the_middle", output=str(tmp_path))
+    for rank, answer in enumerate(answers):
+        for kind in ("reduced", "unreduced"):
+            expected = {f"0:{n}/rank{rank}/grad_{kind}": norm for n, norm in answer[f"expected_{kind}"].items()}
+            assert answer[kind] == pytest.approx(expected)
+        assert f"0:fc1.output:0/rank{rank}/actv" in answer["actv"]
+        assert f"0:fc1.output:0/rank{rank}/actv_grad" in answer["actv_grad"]
+    assert answers[0]["expected_unreduced"] != answers[1]["expected_unreduced"]
+
+
+def test_process_group_gives_the_pipeline_stage(ranks, tmp_path):
+    ranks.run("ddp", "pipeline_stages", output=str(tmp_path))
+    for rank in (0, 1):
+        info = run_info(tmp_path, rank)
+        assert (info["pp_stage"], info["parallel"]["pipeline"]) == (rank, [0, 1])
+        anomalies = json.loads((tmp_path / f"anomaly_detected/rank{rank}/anomaly.json").read_text())
+        assert anomalies
+        assert {(one["pp_stage"], tuple(one["group_mates"])) for one in anomalies.values()} == {(rank, (0, 1))}

@@ -2,6 +2,8 @@
 
 import pytest
 
+from msmon.merging import merge_ranks
+
 from .proof import assert_reduced, assert_unchanged, coverage, merged_rows, prove_claims, rank_rows, run_info
 from .workload import reference_training
 
@@ -77,3 +79,16 @@ def test_flat_parameters_are_refused(ranks, tmp_path):
     for message in ranks.run("fsdp1", "refusal", output=str(tmp_path)):
         assert "use_orig_params=True" in message
         assert "set_monitor" in message
+
+
+def test_an_unknown_version_says_what_is_missing(ranks, tmp_path):
+    answers = ranks.run("fsdp1", "unknown_version", output=str(tmp_path))
+    assert_unchanged(answers)
+    missing = coverage(tmp_path / "all", 1)["missing"]
+    assert {entry["data_type"] for entry in missing} == {"grad_unreduced"}
+    assert all("are not known" in entry["reason"] for entry in missing)
+    assert {key[0] for key in rank_rows(tmp_path / "all", 1)} >= {"grad_reduced", "exp_avg", "param_updated"}
+    # Nobody knows which parts these are, so nothing is called whole.
+    report = merge_ranks(tmp_path / "all")
+    assert report.rows == 0
+    assert report.incomplete

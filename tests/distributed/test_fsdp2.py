@@ -42,3 +42,12 @@ def test_every_micro_step_reduced(ranks, tmp_path):
     assert_unchanged(answers)
     assert_reduced(merged_rows(tmp_path / "all"), reference_training(grad_acc_steps=2))
     assert any("after every micro-step" in note for note in coverage(tmp_path / "all", 0)["notes"])
+
+
+def test_an_unknown_version_says_what_is_missing(ranks, tmp_path):
+    answers = ranks.run("fsdp2", "unknown_version", output=str(tmp_path))
+    assert_unchanged(answers)
+    missing = coverage(tmp_path / "all", 0)["missing"]
+    assert {entry["data_type"] for entry in missing} == {"grad_unreduced"}
+    assert all("at a place that is not known" in entry["reason"] for entry in missing)
+    assert_reduced(merged_rows(tmp_path / "all"), reference_training())

@@ -45,7 +45,7 @@ def expected_rows(case: Case, *, steps: int = 2, micro_steps: int = 2) -> Expect
     def see(name: str, leaves: list[tuple[Any, torch.Tensor]]) -> None:
         for path, tensor in leaves:
             full = "_".join((name, *path))
-            expected.actv["actv", full, *now] = norm(tensor)
+            expected.actv[("actv", full, *now)] = norm(tensor)
             if tensor.requires_grad:
                 tensor.retain_grad()
                 seen.append((("actv_grad", full, *now), tensor))

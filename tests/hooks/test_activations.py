@@ -74,7 +74,7 @@ def test_names_of_outputs(make, names):
     with watch(model) as monitored:
         output = model(torch.ones(3, requires_grad=True))
         assert monitored.recorder.names("actv", 0, 0) == [".input", *names]
-        leaves = [value for value in flatten(output)]
+        leaves = list(flatten(output))
         if leaves:
             sum(leaf.sum() for leaf in leaves).backward()
         found = set(monitored.recorder.names("actv_grad", 0, 0))

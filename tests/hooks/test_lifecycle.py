@@ -166,7 +166,8 @@ def test_copies_record_nothing_and_load_without_us(tmp_path):
         one_step(model, optimizer)
         assert len(monitored.recorder.times) > len(rows)
     program = (
-        "import sys, torch; model = torch.load(sys.argv[1], weights_only=False); model(torch.ones(1, 4)).sum().backward();"
+        "import sys, torch; model = torch.load(sys.argv[1], weights_only=False);"
+        "model(torch.ones(1, 4)).sum().backward();"
         "assert not [name for name in sys.modules if name.startswith('msmon')]; print('loaded')"
     )
     command = [

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class ResidualBlock(nn.Module):
@@ -26,8 +27,9 @@ class ResidualBlock(nn.Module):
 class ResidualModel(nn.Module):
     """Tokens [batch, time] to logits [batch, time, vocabulary], with the embedding tied to the head."""
 
-    def __init__(self, vocabulary: int = 32, width: int = 24, depth: int = 3) -> None:
+    def __init__(self, vocabulary: int = 32, width: int = 24, depth: int = 3, checkpointing: bool = False) -> None:
         super().__init__()
+        self.checkpointing = checkpointing
         self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(ResidualBlock(width) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
@@ -37,17 +39,28 @@ class ResidualModel(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
-            x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing else layer(x)
         return self.head(self.norm(x))
 
 
-def train(optimizer_name: str = "AdamW", steps: int = 4, attach=None) -> tuple[list[float], bytes]:
+def train(
+    optimizer_name: str = "AdamW",
+    steps: int = 4,
+    attach=None,
+    *,
+    depth: int = 3,
+    compiled: bool = False,
+    checkpointing: bool = False,
+) -> tuple[list[float], bytes]:
     """Train from a fixed seed with two micro-steps a step; returns the losses and the bytes of the final weights.
 
     ``attach(model, optimizer)`` may return a monitor, which is closed at the end.
     """
     torch.manual_seed(3)
-    model = ResidualModel()
+    model = ResidualModel(depth=depth, checkpointing=checkpointing)
+    if compiled:
+        torch.compiler.reset()
+        model.compile(backend="aot_eager")
     optimizer = getattr(torch.optim, optimizer_name)(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     monitor = attach(model, optimizer) if attach is not None else None

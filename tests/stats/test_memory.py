@@ -12,6 +12,15 @@ from msmon_stats import partial, partial_many
 SIZE = 16 * 2**20
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compiled():
+    """The compiler, and what torch imports for the first operator that is watched, take memory of their own, once."""
+    for kernel in ("cpu", "operators"):
+        with Allocations():
+            partial(torch.zeros(3), kernel=kernel)
+        partial(np.zeros(3, dtype=np.float32), kernel=kernel)
+
+
 class Allocations(TorchDispatchMode):
     """The largest memory that an operator gave back which is not that of an input."""
 
@@ -38,7 +47,7 @@ ARRANGEMENTS = {
 
 @pytest.mark.parametrize(
     ("kernel", "name"),
-    [*(("cpu", name) for name in ARRANGEMENTS), ("operators", "contiguous"), ("operators", "strided")],
+    [*(("cpu", name) for name in ARRANGEMENTS), ("operators", "strided")],
 )
 def test_torch(kernel, name):
     whole = torch.zeros(4096, SIZE // 4096)

@@ -196,6 +196,19 @@ def test_a_page_is_thinned_until_it_fits_and_says_how(tmp_path: Path, limit: int
     assert lines[1, detail, bin_] < 1000
 
 
+def test_long_names_need_room_too(tmp_path: Path) -> None:
+    """What cannot be estimated before it is packed is made up for afterwards."""
+    random = np.random.default_rng(0)
+    names = [random.bytes(60).hex() for _ in range(1500)]
+    values = np.exp(random.standard_normal((3, 1500)))
+    rows = [(s, n, values[s, i]) for s in range(3) for i, n in enumerate(names)]
+    write_rank(tmp_path / "run", {"grad_reduced": rows})
+    limit = 250_000
+    written = write_report(tmp_path / "run", tmp_path / "r.html", limit=limit)
+    assert 0.6 * limit < written.size <= limit
+    assert "tensors have no row" in written.thinned[0]
+
+
 def test_only_some_tensors(trained: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "r.html"
     assert main(["report", str(trained("nan")), "-o", str(output), "--tensors", r"blocks\.1\.mlp"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from msmon_alert.alert import Alert, Fired
 from msmon_alert.batch import Batch, Bools, Layout, TagIndex
 from msmon_alert.memory import Memory
 from msmon_alert.rule import Rule
+
+logger = logging.getLogger("msmon_alert")
 
 SCHEMA = 1
 
@@ -37,6 +40,7 @@ class Monitor:
         self.rules = tuple(rules)
         self._memories = tuple(Memory() for _ in self.rules)
         self._index = TagIndex()
+        self._failed: set[int] = set()
 
     def observe(
         self,
@@ -106,7 +110,7 @@ class Monitor:
         found: dict[int, list[tuple[int, Fired]]] = {}
         with np.errstate(all="ignore"):
             for rule, memory in zip(self.rules, self._memories, strict=True):
-                for column, fired, reference in rule.check(batch, memory):
+                for column, fired, reference in self._checked(rule, batch, memory):
                     new = fired & ~taken[:, column]
                     if not new.any():
                         continue
@@ -128,6 +132,18 @@ class Monitor:
             )
             for row in sorted(found)
         ]
+
+    def _checked(self, rule: Rule, batch: Batch, memory: Memory) -> list[Any]:
+        """What a rule says; one that raises is off from then on, and the others go on."""
+        if id(rule) in self._failed:
+            return []
+        try:
+            return list(rule.check(batch, memory))
+        except Exception as error:
+            self._failed.add(id(rule))
+            logger.error("the rule %s is switched off: %s: %s", rule.name, type(error).__name__, error)
+            logger.debug("the failure in %s", rule.name, exc_info=error)
+            return []
 
     def state_dict(self) -> dict[str, Any]:
         """The histories, as plain data: strings, lists and numpy arrays. Independent of what is observed later.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from msmon_alert.record import Record, order_key
 
@@ -76,26 +76,33 @@ class _Step:
 
 
 class _Smallest:
-    """The `count` entries with the smallest place; of equal places, the first added."""
+    """The `count` entries with the smallest place; of equal places, the first added. A key that is there takes the new
+    record: a resumed run repeats steps."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._heap: list[_Entry] = []
+        # A heap gives its smallest; of negated places and numbers that is the largest place, the newest of equal ones.
+        self._heap: list[tuple[_Place, int, str]] = []
+        self._records: dict[str, Record] = {}
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, place: _Place, number: int, key: str, record: Record) -> bool:
         """Whether there is one entry more than before."""
-        # A heap gives its smallest; negated, the largest place and the newest number come out first.
-        entry: _Entry = (tuple(-part for part in place), -number, key, record)
+        if key in self._records:
+            self._records[key] = record
+            return False
+        entry = (tuple(-part for part in place), -number, key)
         if len(self._heap) < self._count:
             heapq.heappush(self._heap, entry)
+            self._records[key] = record
             return True
-        if entry[:2] > self._heap[0][:2]:
-            heapq.heapreplace(self._heap, entry)
+        if entry > self._heap[0]:
+            del self._records[heapq.heapreplace(self._heap, entry)[2]]
+            self._records[key] = record
         return False
 
-    def ordered(self) -> Iterable[_Entry]:
-        for place, number, key, record in sorted(self._heap, key=lambda entry: entry[:2], reverse=True):
-            yield tuple(-part for part in place), -number, key, record
+    def ordered(self) -> Iterator[_Entry]:
+        for place, number, key in sorted(self._heap, reverse=True):
+            yield tuple(-part for part in place), -number, key, self._records[key]

@@ -27,7 +27,7 @@ class Coverage:
         self._expected: dict[str, dict[str, str]] = {}
         self._seen: dict[str, set[str]] = {}
         self._notes: dict[str, None] = {}
-        self._skipped_steps: list[int] = []
+        self._skipped_steps: dict[int, None] = {}
         self._lock = threading.Lock()
 
     def expect(self, data_type: str, name: str, reason: str = NOT_FIRED) -> None:
@@ -62,7 +62,7 @@ class Coverage:
     def skipped_step(self, step: int) -> None:
         """A step whose update the loss scaler skipped."""
         with self._lock:
-            self._skipped_steps.append(step)
+            self._skipped_steps[step] = None
 
     def totals(self) -> tuple[int, int]:
         """How many tensors were expected, and how many of all kinds were seen."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from msmon_hooks._events import Shard
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.groups import Groups
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Part, logger
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 
@@ -23,6 +23,10 @@ class OnReady(Protocol):
     @property
     def wanted(self) -> bool:
         """Whether the step in flight is recorded; else there is nothing to do."""
+
+    @property
+    def each_micro_step(self) -> bool:
+        """Whether the sum after each micro-step is asked for, not only the last."""
 
     def __call__(
         self,
@@ -79,6 +83,8 @@ class GradientSource:
         """For ``note(text)``: what the reader of the files should know."""
         self.part = Part("gradients before the reduction", self.coverage.part_failed)
         """Runs what reads the engine's inside, which may differ in another version: ``part.run(function, ...)``."""
+        self.update_part = Part("gradients after the reduction", self.coverage.part_failed)
+        """The same for what is read in the middle of the optimizer's step."""
         self._trained: set[int] | None = None
 
     @classmethod
@@ -179,6 +185,12 @@ class GradientSource:
                 if shard is not None
             ],
         }
+
+    def miss_unreduced(self, weights: Sequence[Weight], reason: str) -> None:
+        """The engine is of a version whose inside is not known: say what will be missing, and go on."""
+        logger.warning("grad_unreduced of %d parameters will be missing: %s", len(weights), reason)
+        for weight in weights:
+            self.coverage.explain("grad_unreduced", weight.name, reason)
 
     def scale(self) -> Any:
         """What the gradients at ``reduced`` are still multiplied by (loss scaling), or None."""

@@ -34,8 +34,10 @@ class Part:
 
         ``SystemExit`` and ``KeyboardInterrupt`` pass.
         """
-        if not self.enabled:
-            return None
+        return self.always(function, *args, **kwargs) if self.enabled else None
+
+    def always(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """The same, also while the part is off: for what has to be counted or cleaned up in any case."""
         try:
             return function(*args, **kwargs)
         except Exception as error:

@@ -12,7 +12,8 @@ class ShortNames:
     """Full names to the shorter ones that rows carry.
 
     Names of one stage that would become the same keep their full form, all of them: no row is lost, and which
-    name a tensor has does not depend on the order in which modules were made.
+    name a tensor has does not depend on the order in which modules were made. A module that is added later and whose
+    full name is another one's short form gets a number behind it.
 
     Example:
         >>> short = ShortNames(enabled=True)
@@ -35,8 +36,13 @@ class ShortNames:
         # A full name may also be what another one is shortened to.
         wishes = Counter(shortened.values()) + Counter(name for name in new if shortened[name] != name)
         for name, short in shortened.items():
-            unique = wishes[short] == 1 and short not in taken
-            self._names[stage, name] = short if unique else name
+            chosen = short if wishes[short] == 1 and short not in taken else name
+            number = 1
+            while chosen in taken:
+                number += 1
+                chosen = f"{name}#{number}"
+            taken.add(chosen)
+            self._names[stage, name] = chosen
 
     def __call__(self, stage: int, name: str) -> str:
         """The short form of a name that was learned; of any other, the name itself."""

@@ -63,7 +63,7 @@ class WeightHooks:
         self._observer = observer
         self._coverage = coverage
         self._parts = parts
-        self._each_micro_step = each_micro_step and source.each_micro_step
+        self.each_micro_step = each_micro_step and source.each_micro_step
         self._measured = Measured(framework)
         self._unhooked: list[Weight] = []
         self._registrations: Registrations | None = None
@@ -116,21 +116,22 @@ class WeightHooks:
 
     def gradient_ready(self, weight: Weight, gradient: Any, micro_step: int | None, scale: Any, complete: bool) -> None:
         """A backward has completed the gradient of a parameter; see :class:`OnReady`."""
-        part = self._parts.gradients
-        if part is None or not self.wants_gradients:
-            return
+        if self._parts.gradients is not None and self.wants_gradients:
+            self._parts.gradients.run(self._gradient_ready, weight, gradient, micro_step, scale, complete)
+
+    def _gradient_ready(
+        self, weight: Weight, gradient: Any, micro_step: int | None, scale: Any, complete: bool
+    ) -> None:
         if micro_step is None:
             micro_step = self._running_micro_step(weight)
-        if complete and not self._each_micro_step:
+        if complete and not self.each_micro_step:
             self._note_completion(micro_step)
-        if self._each_micro_step or complete or micro_step == self._clock.grad_acc_steps - 1:
+        if self.each_micro_step or complete or micro_step == self._clock.grad_acc_steps - 1:
             # Where the gradient is reduced later, what is read here must not stand for the reduced one.
             reuse = not self._source.reduces
             scale = self._loss_scale.of(gradient) if scale is None else scale
             self._unreduced.add(weight.index)
-            part.run(
-                self._read, "grad_unreduced", [weight], [gradient], reuse=reuse, micro_step=micro_step, scale=scale
-            )
+            self._read("grad_unreduced", [weight], [gradient], reuse=reuse, micro_step=micro_step, scale=scale)
 
     def _running_micro_step(self, weight: Weight) -> int:
         """The micro-step whose backward runs. Where no forward of the root was seen (it may be compiled with its
@@ -177,6 +178,11 @@ class WeightHooks:
         self._unreduced.clear()
         self._source.step_ends()
 
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients change between backward and the optimizer's step."""
+        return self._source.reduces
+
     def current_gradients(self) -> list[tuple[Weight, Any]]:
         """The gradients that the optimizer would consume now."""
         found = ((weight, self._source.reduced(weight)) for weight in self._written["grad_reduced"])
@@ -187,7 +193,7 @@ class WeightHooks:
         weights, gradients = _columns(present)
         scale = self._source.scale()
         scale = self._loss_scale.at_step() if scale is None else scale
-        if not self._each_micro_step and not self._clock.in_last_micro_step:
+        if not self.each_micro_step and not self._clock.in_last_micro_step:
             self._read_early(weights, gradients, scale)
         elif self._source.reads_grad_at_step:
             # Gradients that no backward accumulated: the program assigned them.
@@ -264,7 +270,7 @@ class WeightHooks:
             data_type,
             weight.name,
             weight.vpp_stage,
-            micro_step if in_backward and self._each_micro_step else None,
+            micro_step if in_backward and self.each_micro_step else None,
             call_id,
             (call_id if in_backward else weight.index,),
             self._framework.shape(tensor),
@@ -295,6 +301,11 @@ class _Ready:
     def wanted(self) -> bool:
         hooks = self._hooks()
         return hooks is not None and hooks.wants_gradients
+
+    @property
+    def each_micro_step(self) -> bool:
+        hooks = self._hooks()
+        return hooks is not None and hooks.each_micro_step
 
     def __call__(
         self,

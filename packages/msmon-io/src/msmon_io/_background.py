@@ -52,7 +52,10 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Callable[..., object], *args: Any) -> bool:
-        """Run ``job(*args)`` after the jobs before it. False if it was dropped. After :meth:`close` it runs at once."""
+        """Run ``job(*args)`` after the jobs before it. False if it was dropped.
+
+        After :meth:`close`, and where no thread can be started, it runs at once.
+        """
         if os.getpid() != self._pid:
             return False
         with self._changed:
@@ -61,13 +64,22 @@ class Background:
                     error = TimeoutError(f"the job before it is not done after {self.patience:g} s")
                     self.losses.add(1, error, _name_of(job))
                     return False
-                self._jobs.append((job, args))
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                    self._thread.start()
-                self._changed.notify_all()
-                return True
+                if self._start():
+                    self._jobs.append((job, args))
+                    self._changed.notify_all()
+                    return True
         self._run((job, args))
+        return True
+
+    def _start(self) -> bool:
+        """Whether there is a thread. The interpreter gives none when it is shutting down, nor does a full machine."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
         return True
 
     def _wait_for_room(self) -> bool:

@@ -32,6 +32,9 @@ class Buffer(Protocol):
     def transfer(self) -> Transfer:
         """Begin the copy to the host and empty the buffer."""
 
+    def peek(self) -> Transfer:
+        """Begin a copy of the rows so far to the host."""
+
 
 @frozen(kw_only=True, eq=False)
 class CollectedStep:
@@ -76,6 +79,15 @@ class Collector:
                     self._joined.append((ref, handle))
                 else:
                     self._rows[ref.key] = (ref, handle)
+
+    def so_far(self) -> tuple[list[TensorRef], NDArray[np.intp], NDArray[np.float64]]:
+        """What was recorded in the step in flight: names, handles, and the rows that these number. Waits for the
+        device."""
+        with self._lock:
+            rows = [*self._rows.values(), *self._joined]
+            transfer = self._buffer.peek()
+        handles = np.fromiter((handle for _, handle in rows), np.intp, len(rows))
+        return [ref for ref, _ in rows], handles, transfer.matrix()
 
     def step_end(self, event: StepEnd) -> None:
         """Hand over a sampled step."""

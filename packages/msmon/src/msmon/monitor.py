@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +16,12 @@ import msmon_alert
 from msmon import config as configuration
 from msmon.collector import Buffer, NoObserver
 from msmon.config import Config, DynamicSwitch, Period
-from msmon.current_gradients import Metrics, current_gradients
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
 from msmon.outputs import make_run_dir
 from msmon.requests import ends_program
 from msmon.session import Place, Session
-from msmon_hooks import Clock, Coverage, Request, Schedule, StepEnd
+from msmon.step_in_flight import Metrics, activations_so_far, current_gradients
+from msmon_hooks import Clock, Coverage, Part, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
 
@@ -80,6 +81,10 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         self._clock = Clock(schedule=_NEVER)
         self._session: Session | None = None
         self._waiting: Config | None = None
+        self._starting = Part("the model")
+        self._switching = Part("start and stop")
+        self._asking = Part("current gradients")
+        _alive.add(self)
 
     # What a framework adds
 
@@ -149,46 +154,56 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             methods = " or ".join(f"{method}()" for method in self.optimizer_methods)
             raise TypeError(f"set_monitor: optimizer must have a method {methods}, got {type(optimizer).__name__}")
         self.close()
+        self._starting, self._switching = Part("the model"), Part("start and stop")
         self._dp_group, self._tp_group = dp_group, tp_group
         self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=_NEVER)
         if self._dynamic:
-            self._attachment = self._attach(models, optimizer, self._clock, None, NoObserver(), Coverage())
+            args = (models, optimizer, self._clock, None, NoObserver(), Coverage())
+            self._attachment = self._starting.run(self._attach, *args)
             rules = msmon_alert.rules_from_config
             size = self._find_world_size()
             self._switch = DynamicSwitch(self._path, rank=self._rank, world_size=size, check_rules=rules)
-            self._switch.begin(start_iteration)
+            self._switching.run(self._switch.begin, start_iteration)
         elif self._monitored(self._config):
             self._clock.reschedule(_schedule(self._config, self._config.start_step))
-            session = self._new_session(self._config, self._run_dir or self._new_run_dir(self._config))
-            self._run_dir = None
-            request = session.request(main_grad=self._main_grad, groups=self._groups())
-            args = (models, optimizer, self._clock, request, session.collector, session.coverage)
-            self._attachment = self._attach(*args)
-            self._session = session
-            session.begin(self._attachment)
+            run_dir, self._run_dir = self._run_dir or self._new_run_dir(self._config), None
+            self._starting.run(self._begin_session, models, optimizer, run_dir)
         elif ends_program(self._config):
             # The program ends on all ranks, or those that go on would wait for this one's peers for ever.
             self._clock.reschedule(_schedule(self._config, self._config.start_step))
             request = Request(ends_program=True)
             self._attachment = self._attach(models, optimizer, self._clock, request, NoObserver(), Coverage())
 
+    def _begin_session(self, models: Sequence[Any], optimizer: Any, run_dir: Path | None) -> None:
+        session = self._session = self._new_session(self._config, run_dir)
+        request = session.request(main_grad=self._main_grad, groups=self._groups())
+        args = (models, optimizer, self._clock, request, session.collector, session.coverage)
+        self._attachment = self._attach(*args)
+        session.begin(self._attachment)
+
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Statistics of the current weight gradients, reduced and unreduced, anywhere in the program.
 
         After a step and before the next backward: those of the last step. During a step: what the optimizer would
-        consume now. Waits for the device.
+        consume now, and, where ranks reduce, what was recorded of the gradients before that. Waits for the device.
 
         Returns:
             Two dictionaries, ``"0:fc1.weight/rank0/grad_reduced"`` to ``{"norm": 0.12, ...}``.
         """
-        if self._session is None or not self._session.config.wg_distribution:
+        session = self._session
+        if session is None or not session.config.wg_distribution:
             return {}, {}
         hooks = self._attachment.weight_hooks if self._attachment is not None and self._clock.in_step else None
-        current = current_gradients(hooks, self._session.config, self._rank) if hooks is not None else None
+        args = (hooks, session.collector, session.config, self._rank)
+        current = self._asking.run(current_gradients, *args) if hooks is not None else None
         return current or (self._metrics("grad_reduced"), self._metrics("grad_unreduced"))
 
     def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
-        """Statistics of the activations and of their gradients, of the last step. Waits for the device."""
+        """Statistics of the activations and of their gradients, of the step so far; between two steps, and in one that
+        is not sampled, those of the last that was. Waits for the device."""
+        session = self._session
+        if session is not None and self._clock.in_step and self._clock.sampled:
+            return activations_so_far(session.collector, session.config, self._rank)
         return self._metrics("actv"), self._metrics("actv_grad")
 
     @property
@@ -208,14 +223,13 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
     def close(self) -> None:
         """Write what is pending and take every hook off; harmless when called again."""
-        attachment, self._attachment = self._attachment, None
-        if attachment is not None:
-            attachment.close()
-        if self._switch is not None:
-            self._switch.close()
-        if self._session is not None:
-            self._session.finish()
-        self._switch = self._period = None
+        attachment, switch, session = self._attachment, self._switch, self._session
+        self._attachment = self._switch = self._period = None
+        for part, open_one in (("hooks", attachment), ("start and stop", switch)):
+            if open_one is not None:
+                Part(part).run(open_one.close)
+        if session is not None:
+            Part("results of steps").run(session.finish)
 
     def __enter__(self) -> BaseTrainerMon:
         return self
@@ -224,6 +238,14 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         self.close()
 
     # The rest
+
+    def _leave_child(self) -> None:
+        """This is a forked child, a worker of a data loader for instance: what it does is not the training."""
+        attachment, self._attachment = self._attachment, None
+        # Not closed: files and start file are those of the parent.
+        self._switch = self._session = self._period = None
+        if attachment is not None:
+            Part("hooks").run(attachment.close)
 
     def _monitored(self, config: Config) -> bool:
         return not config.module_ranks or self._rank in config.module_ranks
@@ -292,6 +314,18 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             session = None
         self._session = session or self._session
         self._config = config or self._config
+
+
+_alive: weakref.WeakSet[BaseTrainerMon] = weakref.WeakSet()
+
+
+def _leave_children() -> None:
+    for monitor in list(_alive):
+        monitor._leave_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_children)
 
 
 def _schedule(config: Config, first_step: int) -> Schedule:

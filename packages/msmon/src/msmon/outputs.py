@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msmon_io
 from msmon.config import Config
+from msmon_hooks import Part
 from msmon_io import Writer
 
 logger = logging.getLogger("msmon")
@@ -35,18 +37,22 @@ def make_run_dir(config: Config, output_dir: Path, rank: int) -> Path | None:
         ) from error
 
 
-def make_writers(config: Config, run_dir: Path | None, rank: int) -> list[Writer]:
+def make_writers(
+    config: Config, run_dir: Path | None, rank: int, on_failure: Callable[[str, str], None]
+) -> list[Writer]:
     """One writer for each format that writes files.
 
-    Raises:
-        ImportError: a format needs a package that is not installed; the message names it.
+    A format that cannot be written, because it needs a package that is not installed for instance, is an error line,
+    and ``on_failure`` is told of it.
     """
     if run_dir is None:
         return []
     context = msmon_io.WriterContext(
         run_dir=run_dir, rank=rank, ndigits=config.ndigits, step_count_per_record=config.step_count_per_record
     )
-    return [msmon_io.open_writer(name, context) for name in config.format if name != "api"]
+    names = [name for name in config.format if name != "api"]
+    opened = [Part(f"output by {name}", on_failure).run(msmon_io.open_writer, name, context) for name in names]
+    return [writer for writer in opened if writer is not None]
 
 
 class JsonFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from msmon_hooks import ADAM_HISTOGRAM, Coverage, Part
 from msmon_io import Table, Writer
 
 logger = logging.getLogger("msmon")
+
+SECONDS_BETWEEN_COVERAGE = 30.0
+"""A killed run leaves a ``coverage.json`` that is at most so old."""
 
 
 class Pipeline:
@@ -42,6 +46,7 @@ class Pipeline:
     ) -> None:
         self.rank = rank
         self.coverage = coverage
+        self.info_part = self._part("run.json")
         self.run_dir = run_dir
         self.run_info = run_info
         """The content of ``run.json``; written again when the first step has shown the activations."""
@@ -52,11 +57,14 @@ class Pipeline:
         self._alerts = alerts
         self._alerting = self._part("alerts")
         self._drawing = self._part("histograms")
+        self._finishing = self._part("closing line")
         self._background = msmon_io.Background(depth=1)
         self._run_file = JsonFile(run_dir, "run.json")
         self._coverage_file = JsonFile(run_dir, "coverage.json")
+        self._coverage_part = self._part("coverage.json")
         self._latest: dict[str, Table] = {}
         self._steps = 0
+        self._coverage_written = -SECONDS_BETWEEN_COVERAGE
         self._left_out: set[tuple[str, str]] = set()
         self._finished = False
 
@@ -113,8 +121,12 @@ class Pipeline:
             self._partials_part.run(self._partials.write, event.step, rows.groups[0].refs, rows.partials)
         self._latest = {table.data_type: table for table in made}
         self._steps += 1
-        if self._steps == 1:
-            self._coverage_file.write(self.coverage.to_dict())
+        if time.monotonic() - self._coverage_written > SECONDS_BETWEEN_COVERAGE:
+            self._coverage_written = time.monotonic()
+            self._coverage_part.run(self._write_coverage)
+
+    def _write_coverage(self) -> None:
+        self._coverage_file.write(self.coverage.to_dict())
 
     def _draw(self, step: int, rows: StepRows, matrix: NDArray[np.float64]) -> None:
         found = histograms(step, rows.histograms, rows.histogram_handles, matrix)
@@ -133,14 +145,14 @@ class Pipeline:
 
     def _finish(self) -> None:
         for writer, part in self._outputs:
-            part.run(writer.close)
+            part.always(writer.close)
         if self._partials is not None:
-            self._partials_part.run(self._partials.close)
+            self._partials_part.always(self._partials.close)
         if self._alerts is not None:
-            self._alerting.run(self._alerts.close)
+            self._alerting.always(self._alerts.close)
         self._run_file.write(self.run_info)
-        self._coverage_file.write(self.coverage.to_dict())
-        logger.warning("%s", self._closing_line())
+        self._coverage_part.run(self._write_coverage)
+        self._finishing.always(lambda: logger.warning("%s", self._closing_line()))
 
     def _closing_line(self) -> str:
         expected, seen = self.coverage.totals()

@@ -63,7 +63,7 @@ class Session:
         self.pipeline = Pipeline(
             rank=place.rank,
             ops=config.ops,
-            writers=make_writers(config, run_dir, place.rank),
+            writers=make_writers(config, run_dir, place.rank, self.coverage.part_failed),
             alerts=self._make_alerts(),
             coverage=self.coverage,
             run_dir=run_dir,
@@ -86,7 +86,7 @@ class Session:
     def begin(self, attachment: Any) -> None:
         """The hooks are in place: write what is known before the first step."""
         self.pipeline.run_info["engine"] = attachment.engine
-        self.pipeline.run_info["tensors"] = attachment.describe()
+        self.pipeline.run_info["tensors"] = self.pipeline.info_part.run(attachment.describe) or []
         self.pipeline.begin()
 
     def _make_alerts(self) -> Alerts | None:

@@ -13,34 +13,42 @@ from msmon_alert._arguments import number, require
 from msmon_alert.batch import Batch, Bools, Floats
 from msmon_alert.memory import Array
 from msmon_alert.rule import ColumnRule
+from msmon_alert.rules._habit import broken_habit
 
-_MEAN_OF = 100
+_CLEARLY_MORE = 10
+_NOISE = 1e-6
+"""A norm of a hundred times the usual `eps`: below it, `zeros` counts how rounding noise falls."""
+_ALL_ALIVE = 0.5
+"""A low threshold leaves much; half of the elements alive is enough then."""
 
 
 @attrs.frozen
 class AnomalyDead(ColumnRule):
     """Fires when `zeros` is at least `threshold` for `steps` values on end, in a tensor that used to be alive.
 
-    Alive: the average share of elements that are not zero was more than twice what the threshold leaves. A tensor that
-    was as sparse from its first step on (the gradient of a large embedding, a mask) is left alone. `zeros` of a second
-    moment (`exp_avg_sq`) is not judged: nearly all of its elements are always small.
+    Alive: in the 20 values before that, at least, the share of elements that are not zero was ten times what the
+    threshold leaves (10 % with the default), and the norm, if the table has it, at least 1e-6. It fires at every value
+    until the tensor is back. A tensor that is as sparse now and then (the gradient of a large embedding, a mask) or
+    rounding noise (the gradient of a bias that has no effect) is left alone.
+    `zeros` of a second moment (`exp_avg_sq`) is not judged: nearly all of its elements are always small.
 
     *What it means for training*: ReLUs that no input reaches any more, a gradient that underflows in half precision, an
     expert that gets no tokens.
 
     *Cost*: 16 bytes a tag; a few numpy operations a table.
 
-    *Blind spots*: a layer that is dead from the start; dead units that are fewer than the threshold (see
-    `AnomalySpike`, which follows the share of zeros); values that are small but above `eps`.
+    *Blind spots*: the first 20 values, so a layer that is dead from the start; dead units that are fewer than the
+    threshold (see `AnomalySpike`, which follows the share of zeros); values that are small but above `eps`; tensors
+    whose norm is below 1e-6.
 
     Raises ValueError for a threshold outside of (0, 1] or steps that are not an integer >= 1.
 
     >>> import numpy as np
     >>> from msmon_alert import Monitor
-    >>> monitor = Monitor([AnomalyDead(threshold=0.9, steps=2)])
-    >>> shares = [0.5, 0.6, 0.95, 0.4, 0.95, 1.0]
-    >>> [len(monitor.observe(step, ["w"], ["zeros"], np.array([[share]]))) for step, share in enumerate(shares)]
-    [0, 0, 0, 0, 0, 1]
+    >>> monitor = Monitor([AnomalyDead(steps=2)])
+    >>> shares = [0.5] * 20 + [1.0, 1.0]
+    >>> [step for step, zeros in enumerate(shares) if monitor.observe(step, ["w"], ["zeros"], np.array([[zeros]]))]
+    [21]
     """
 
     threshold: float = 0.99
@@ -49,9 +57,9 @@ class AnomalyDead(ColumnRule):
     """How many values on end have to reach it."""
 
     history_fields: ClassVar[Mapping[str, npt.DTypeLike]] = {
-        "count": np.int32,
+        "habit": np.int32,
         "streak": np.int32,
-        "alive": np.float64,
+        "last": np.float64,
     }
 
     def __attrs_post_init__(self) -> None:
@@ -66,13 +74,14 @@ class AnomalyDead(ColumnRule):
     def check_column(
         self, stat: str, values: Floats, history: Mapping[str, Array], batch: Batch
     ) -> tuple[Bools, Floats | None]:
-        count, streak, alive = history["count"], history["streak"], history["alive"]
-        reference = 1 - alive
-        dead = values >= self.threshold
-        streak[:] = np.where(dead, streak + 1, 0)
-        was_alive = (count > 0) & (alive > 2 * (1 - self.threshold))
-        fired = (streak >= self.steps) & was_alive & ~batch.discrete & ~batch.layout.mask("exp_avg_sq")
+        last = history["last"]
+        reference = last.copy()
         finite = np.isfinite(values)
-        np.minimum(count + finite, _MEAN_OF, out=count)
-        np.add(alive, (1 - values - alive) / np.maximum(count, 1), out=alive, where=finite)
-        return fired, reference
+        stopped = finite & (values >= self.threshold)
+        alive = finite & ~stopped & (1 - values >= min(_CLEARLY_MORE * (1 - self.threshold), _ALL_ALIVE))
+        if "norm" in batch.stats:
+            alive &= ~(batch.values[:, batch.stats.index("norm")] < _NOISE)
+        last[alive] = values[alive]
+        between = finite & ~stopped & ~alive
+        fired = broken_habit(alive, stopped, between, history["habit"], history["streak"], self.steps)
+        return fired & ~batch.discrete & ~batch.layout.mask("exp_avg_sq"), reference

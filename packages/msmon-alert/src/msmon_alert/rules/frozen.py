@@ -12,39 +12,46 @@ from msmon_alert.batch import Batch
 from msmon_alert.memory import Memory
 from msmon_alert.rule import Finding, Rule
 from msmon_alert.rules import _weights
+from msmon_alert.rules._habit import broken_habit
+
+_PLAIN = 1e-6
+"""Relative change of a statistic that is more than rounding."""
 
 
 @attrs.frozen
 class AnomalyFrozen(Rule):
-    """Fires when an optimizer step left a weight as it was, `steps` times on end.
+    """Fires when an optimizer step left a weight as it was, `steps` times on end, after at least 20 that changed it.
 
     Compares all statistics of `param_updated` with those of `param_origin` of the same tensor in the same step, bit by
     bit. It needs both tables (`param_distribution`). Reported under `norm` (without it: the first statistic), with the
-    norm before the step as the history.
+    norm before the step as the history. It fires at every step until the weight moves again.
 
     Steps in which no weight of the table moved are passed over: the learning rate is zero (first step of a warm-up) or
-    a loss scaler skipped the step. A weight that never moved is left alone: it is frozen on purpose, or was never used.
+    a loss scaler skipped the step. A weight that rests now and then, moves by less than 1e-6 of its statistics or
+    never moved is left alone: it is frozen on purpose, its gradient is rounding noise, or the schedule is at its end.
 
     *What it means for training*: no gradient arrives (an expert without tokens, a part of the graph that was cut off),
     or the update is lost in rounding, as small updates of bf16 weights are.
 
-    *Cost*: 16 bytes a weight and statistic, and 5 a weight; one comparison a value.
+    *Cost*: 16 bytes a weight and statistic, and 8 a weight; one comparison a value.
 
-    *Blind spots*: an update that keeps every statistic (a permutation; with `norm` alone, a change of signs); weights
-    that never moved; a step that moves no weight at all; momentum or weight decay still move a weight whose gradient
-    is gone (see `AnomalyVanish`).
+    *Blind spots*: the first 20 steps, so a weight that is never used; an update that keeps every statistic (a
+    permutation; with `norm` alone, a change of signs); a step that moves no weight at all; momentum or weight decay
+    still move a weight whose gradient is gone (see `AnomalyVanish`).
 
     Raises ValueError for steps that are not an integer >= 1.
 
     >>> import numpy as np
     >>> from msmon_alert import Monitor
-    >>> monitor = Monitor([AnomalyFrozen(steps=1)])
-    >>> before, after = ["a/param_origin", "b/param_origin"], ["a/param_updated", "b/param_updated"]
-    >>> for step, moved in enumerate([0.1, 0.0]):
-    ...     _ = monitor.observe(step, before, ["norm"], np.array([[1.0], [1.0]]))
-    ...     print([alert.tag for alert in monitor.observe(step, after, ["norm"], np.array([[1 + moved], [2.0]]))])
-    []
-    ['a/param_updated']
+    >>> monitor = Monitor([AnomalyFrozen()])
+    >>> for step in range(24):
+    ...     before = [[1.0 + step], [1.0 + min(step, 21)]]  # the second rests from step 21 on
+    ...     after = [[2.0 + step], [1.0 + min(step + 1, 21)]]
+    ...     _ = monitor.observe(step, ["a/param_origin", "b/param_origin"], ["norm"], np.array(before))
+    ...     for alert in monitor.observe(step, ["a/param_updated", "b/param_updated"], ["norm"], np.array(after)):
+    ...         print(alert.step, alert.tag)
+    22 b/param_updated
+    23 b/param_updated
     """
 
     steps: int = 2
@@ -65,10 +72,12 @@ class AnomalyFrozen(Rule):
         if not moved.any():
             return
         rows = _weights.rows_of(batch, after)
-        ever_moved = memory.array("moved", np.bool_)
-        streak = memory.array("streak", np.int32)
-        streak[rows] = np.where(known & equal, streak[rows] + 1, 0)
+        habits, streaks = memory.array("habit", np.int32), memory.array("streak", np.int32)
+        habit, streak = habits[rows], streaks[rows]
+        _, close = _weights.compare(batch, after, memory, batch.step, tolerance=_PLAIN)
+        alive = known & ~close
+        frozen = broken_habit(alive, known & equal, moved & ~alive, habit, streak, self.steps)
+        habits[rows], streaks[rows] = habit, streak
         fired = np.zeros(len(batch.values), dtype=np.bool_)
-        fired[after] = ever_moved[rows] & (streak[rows] >= self.steps) & ~batch.no_grad[after]
-        ever_moved[rows] |= moved
+        fired[after] = frozen & ~batch.no_grad[after]
         yield column, fired, batch.values[:, column]

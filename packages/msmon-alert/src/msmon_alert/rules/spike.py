@@ -19,10 +19,9 @@ _TO_SIGMA = 1.4826
 _SMALLEST_SIGMA = 0.02
 _SMALLEST_SIGMA_OF_WEIGHTS = 0.005
 """A step moves a weight by a fraction of a percent, so a jump of a few percent is news."""
-_SMALLEST_SIGMA_OF_COUNTS = 0.03
-"""Of `zeros` and of integer tensors, whose values move in whole steps."""
-_SIZES = frozenset({"norm", "rms", "zeros"})
-_OF_INTEGERS = frozenset({"min", "max", "mean"})
+_SMALLEST_SIGMA_OF_SHARES = 0.03
+"""`zeros` moves in steps: one unit of a layer more or less."""
+_JUDGED = frozenset({"norm", "rms", "zeros"})
 
 
 @attrs.frozen
@@ -32,14 +31,14 @@ class AnomalySpike(ColumnRule):
     Everything is taken of the logarithm, so the same rule serves weights, gradients and moments of any size, and a
     rise by ten counts as much as a fall to a tenth. One sigma is 1.4826 times the median absolute deviation of the
     window, plus 0.02 (two percent), so that a series that hardly moves does not alarm at nothing; plus 0.005 for
-    weights, which move that little, and 0.03 for `zeros` and integer tensors, whose values move in steps. The distance
-    is counted from the nearest value of the window rather than from its median, so a trend and a known swing are
-    quiet, and a lasting change alarms once. The rule keeps quiet until the window is full.
+    weights, which move that little, and 0.03 for `zeros`, which moves in steps. The distance is counted from the
+    nearest value of the window rather than from its median, so a trend and a known swing are quiet, and a lasting
+    change alarms once. The rule keeps quiet until the window is full.
 
-    It judges `norm`, `rms` and, as the share of elements that are *not* zero, `zeros`; of integer tensors instead
-    `min`, `max` and `mean` (token ids of a broken batch), unless they only hold 0 and 1. `zeros` of a second moment is
-    passed over, since nearly all of its elements are always small. A value of exactly 0 has no logarithm:
-    `AnomalyVanish` and `AnomalyDead` are for it.
+    It judges `norm`, `rms` and, as the share of elements that are *not* zero, `zeros`. Integer tensors are not judged,
+    since masks and positions change as the batches do; token ids of a broken batch show in `zeros` of the embedding's
+    gradient. `zeros` of a second moment is passed over too: nearly all of its elements are always small. A value of
+    exactly 0 has no logarithm: `AnomalyVanish` and `AnomalyDead` are for it.
 
     *What it means for training*: something changed from one step to the next: a loss spike, a corrupted batch, a weight
     or moment that was overwritten, a learning rate that jumped, half-precision gradients that underflow.
@@ -74,13 +73,15 @@ class AnomalySpike(ColumnRule):
         return (self.window,) if field == "logs" else ()
 
     def applies(self, stat: str) -> bool:
-        return stat in _SIZES or stat in _OF_INTEGERS
+        return stat in _JUDGED
 
     def check_column(
         self, stat: str, values: Floats, history: Mapping[str, Array], batch: Batch
     ) -> tuple[Bools, Floats | None]:
         size = 1 - values if stat == "zeros" else np.abs(values)
-        used = np.isfinite(size) & (size > 0) & self._judged(stat, batch)
+        used = np.isfinite(size) & (size > 0) & ~batch.discrete
+        if stat == "zeros":
+            used &= ~batch.layout.mask("exp_avg_sq")
         if not used.any():
             return np.zeros(len(values), dtype=np.bool_), None
         seen, logs = history["seen"], history["logs"]
@@ -91,16 +92,6 @@ class AnomalySpike(ColumnRule):
         seen += used
         middle = np.exp(centre)
         return fired, 1 - middle if stat == "zeros" else middle
-
-    def _judged(self, stat: str, batch: Batch) -> Bools:
-        """[n], whether this statistic says something about the tensor."""
-        if stat == "zeros":
-            return ~(batch.discrete | batch.layout.mask("exp_avg_sq"))
-        if stat in _SIZES:
-            return ~batch.discrete
-        if "max" not in batch.stats:  # without it, masks of 0 and 1 cannot be told from token ids
-            return np.zeros(len(batch.values), dtype=np.bool_)
-        return batch.discrete & (batch.values[:, batch.stats.index("max")] > 1)
 
     def _outside(self, log: Floats, used: Bools, seen: Array, logs: Array, smallest: Floats) -> tuple[Bools, Floats]:
         """Where the value is too far outside its window, [n], and the median of the windows that were looked at."""
@@ -128,7 +119,7 @@ class AnomalySpike(ColumnRule):
 
 def _smallest_sigma(stat: str, batch: Batch) -> Floats:
     """[n], the lower bound of sigma."""
-    if stat not in ("norm", "rms"):
-        return np.full(len(batch.values), _SMALLEST_SIGMA_OF_COUNTS)
+    if stat == "zeros":
+        return np.full(len(batch.values), _SMALLEST_SIGMA_OF_SHARES)
     weights = batch.layout.mask("param_origin") | batch.layout.mask("param_updated")
     return np.where(weights, _SMALLEST_SIGMA_OF_WEIGHTS, _SMALLEST_SIGMA)

@@ -25,6 +25,7 @@ from msmon_hooks.request import Request
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.torch.adam import AdamGroups
 from msmon_hooks.torch.collectives import CollectiveHooks
+from msmon_hooks.torch.collectives.writes import writes
 from msmon_hooks.torch.directions import agreement
 from msmon_hooks.torch.framework import TORCH
 from msmon_hooks.torch.grads.detect import find_source
@@ -75,7 +76,7 @@ class Attachment:
         """What sits on the optimizer's step."""
         self.weight_hooks: WeightHooks | None = None
         self.loss_scale: LossScale
-        self.forwards: TrainingForwards
+        self.forwards: TrainingForwards | None = None
         self._models = list(models)
         self._clock = clock
         self._after_step = after_step
@@ -115,6 +116,7 @@ class Attachment:
     def _unhook(self) -> None:
         self.registrations.close()
         self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
+        self.forwards = None
         self._first_step.clear()
 
     def reattach(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
@@ -127,7 +129,7 @@ class Attachment:
         """
         self._unhook()
         # What failed before is tried again; the part that notices steps goes on.
-        self._parts = {"steps": self._part("steps")}
+        self._parts = {name: self._part(name) for name in ("steps", "start and stop")}
         self._take(request, observer, coverage)
         self._source = self._find_source(self._source.optimizer)
         self.weights = self._source.weights()
@@ -139,11 +141,13 @@ class Attachment:
 
     def begin_micro_step(self) -> None:
         """A training forward begins, in a loop that calls parts of the model instead of the model."""
-        self._part("steps").run(self.forwards.enter, 0)
+        if self.forwards is not None:
+            self.forwards.part.run(self.forwards.enter, 0)
 
     def end_micro_step(self, output: Any) -> None:
         """It has ended; ``output`` holds the loss."""
-        self._part("steps").run(self.forwards.leave, 0, output)
+        if self.forwards is not None:
+            self.forwards.part.run(self.forwards.leave, 0, output)
 
     def retire(self) -> None:
         """Take the hooks off from inside a step's callback.
@@ -172,22 +176,32 @@ class Attachment:
         owned.callback(self._calls.close)
         owned.callback(self._weight_registrations.close)
         # An engine may consume its gradients in the middle of the step, and says so itself.
-        self._says_so = self._source.attach_update(self._gradients_ready, owned)
-        forwards = self.forwards = TrainingForwards(TORCH, self._models, self._clock, self._part("steps"))
+        update = self._part("gradients at the update")
+        self._says_so = bool(update.run(self._source.attach_update, self._gradients_ready, owned))
+        micro_steps = self._parts["micro-steps"] = Part("micro-steps", self._micro_steps_failed)
+        forwards = self.forwards = TrainingForwards(TORCH, self._models, self._clock, micro_steps)
         owned.callback(forwards.close)
         forwards.attach(self._calls)
         changes = ModelChanges(self._models, self._source.optimizer, self._model_changed)
         owned.callback(changes.close)
-        forwards.before_sampled.append(changes.check)
+        changing = self._part("changes of the model")
+        forwards.before_sampled.append(lambda: changing.run(changes.check))
         self._make_module_hooks(forwards)
         self._hook_modules()
         for first in self._first_step:
             owned.callback(first.close)
         self._attach_first_step()
         forwards.attach_ends(self._calls)
-        self._hook_collectives()
-        self._hook_weights()
-        self._report_unmatched()
+        self._part("collectives").run(self._hook_collectives)
+        self._part("parameters").run(self._hook_weights)
+        self._part("names of targets").run(self._report_unmatched)
+
+    def _micro_steps_failed(self, part: str, reason: str) -> None:
+        self._coverage.part_failed(part, reason)
+        # Their rows would carry the wrong micro-step.
+        for name in ("activations", "activation gradients", "L2 features"):
+            if name in self._parts:
+                self._parts[name].fail(RuntimeError("it needs micro-steps"))
 
     # Modules
 
@@ -230,17 +244,19 @@ class Attachment:
         for stage in range(len(self._models)):
             self._module_names.learn(stage, [name for at, name in modules if at == stage])
         if self._modules is not None:
-            self._modules.attach(modules, self._request.targets, self._module_names, self._calls)
+            self._modules.part.run(
+                self._modules.attach, modules, self._request.targets, self._module_names, self._calls
+            )
         if self._features is not None:
-            self._features.attach(modules, self._request.l2_features, self._module_names)
+            self._features.part.run(self._features.attach, modules, self._request.l2_features, self._module_names)
 
     def _attach_first_step(self) -> None:
         modules = named_modules(self._models)
         for hooks in self._first_step:
             if isinstance(hooks, StructureHooks):
-                hooks.attach(modules, self._calls)
+                hooks.part.run(hooks.attach, modules, self._calls)
             else:
-                hooks.attach(modules, self._request.targets, self._module_names, self._calls)
+                hooks.part.run(hooks.attach, modules, self._request.targets, self._module_names, self._calls)
 
     def _model_changed(self) -> None:
         """Modules or parameters are others than before; nothing of the model runs now."""
@@ -254,6 +270,8 @@ class Attachment:
             self._hook_weights()
 
     def _hook_collectives(self) -> None:
+        if self._modules is not None:
+            writes.watch(self.registrations)
         if self._request.collectives is not None:
             self._collectives = CollectiveHooks(
                 self._request.collectives,
@@ -285,8 +303,10 @@ class Attachment:
                 self._coverage.explain(data_type, self._weight_names(weight.vpp_stage, weight.name), reason)
         taken = self._shortened(taken)
         if request.weight_gradients or request.moments or request.weights:
-            self.weight_hooks = self._make_weight_hooks(taken)
-            self.weight_hooks.attach(self._weight_registrations)
+            self.weight_hooks = None
+            hooks = self._make_weight_hooks(taken)
+            hooks.attach(self._weight_registrations)
+            self.weight_hooks = hooks
         if request.sign_agreement is not None or histograms:
             self._momentum = MomentumHooks(
                 framework=TORCH,
@@ -342,9 +362,14 @@ class Attachment:
     # Steps
 
     def _step_begins(self) -> None:
-        for hooks in (self.weight_hooks, self._momentum, self._features):
+        if self._clock.sampled:
+            # A root that was compiled meanwhile calls no hook that could have noticed.
+            self._calls.refresh()
+        for hooks in (self.weight_hooks, self._momentum):
             if hooks is not None:
-                hooks.step_begins()
+                self._part("parameters").run(hooks.step_begins)
+        if self._features is not None:
+            self._features.part.run(self._features.step_begins)
 
     def _evaluated(self) -> None:
         if not self._says_so:
@@ -357,33 +382,44 @@ class Attachment:
                 hooks.gradients_ready()
 
     def _step_ends(self, result: Any, *, skipped: bool = False) -> None:
-        steps = self._part("steps")
-        skipped = skipped or bool(steps.run(self._source.skipped, result))
-        found_inf = self.loss_scale.found_inf() if self._clock.sampled else None
-        handle = None if found_inf is None else steps.run(self._observer.put, found_inf.reshape(1))
+        scaling = self._part("loss scaling")
+        skipped = skipped or bool(scaling.run(self._source.skipped, result))
+        handle = scaling.run(self._read_found_inf)
+        # What failed before is still cleaned up, or it would keep tensors alive.
         if self.weight_hooks is not None:
-            steps.run(self.weight_hooks.step_ends, skipped=skipped)
+            self._part("parameters").always(self.weight_hooks.step_ends, skipped=skipped)
         if self._momentum is not None and not skipped:
             self._momentum.step_ends()
         if self._modules is not None:
-            steps.run(self._modules.step_ends)
+            self._modules.part.always(self._modules.step_ends)
         self.loss_scale.step_ends()
         if skipped:
             self._coverage.skipped_step(self._clock.step)
-        deliveries = [steps.run(first.step_ends) for first in self._first_step]
+        deliveries = [(first.part, first.part.run(first.step_ends)) for first in self._first_step]
         if self._collectives is not None:
-            deliveries.append(steps.run(self._collectives.step_ends))
+            deliveries.append((self._collectives.part, self._collectives.part.always(self._collectives.step_ends)))
         event = self._clock.step_ends(skipped=skipped, skip_handle=-1 if handle is None else handle)
-        steps.run(self._observer.step_end, event)
+        self._hand_over(event)
         # Last, since what receives them may end the program.
-        for deliver in deliveries:
+        for part, deliver in deliveries:
             if deliver is not None:
-                steps.run(deliver)
+                part.run(deliver)
         ends_program = self._request.ends_program and event.sampled
         if self._after_step is not None:
-            steps.run(self._after_step, event)
+            self._part("start and stop").run(self._after_step, event)
         if ends_program:
             raise SystemExit(0)
+
+    def _read_found_inf(self) -> int | None:
+        found_inf = self.loss_scale.found_inf() if self._clock.sampled else None
+        return None if found_inf is None else self._observer.put(found_inf.reshape(1))
+
+    def _hand_over(self, event: StepEnd) -> None:
+        results = self._part("results of steps")
+        results.run(self._observer.step_end, event)
+        if not results.enabled and len(self.registrations):
+            # Nothing that is read could arrive anywhere; it would only pile up.
+            self._unhook()
 
     def _step_skipped(self) -> None:
         """A loss scaler has not called the optimizer's step; gradients and moments stand as they would have."""
@@ -421,7 +457,7 @@ class _CloseOnForward(Hook):
         self.attachment = attachment
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        self.attachment.close()
+        Part("the end of collection").run(self.attachment.close)
 
 
 def attach(

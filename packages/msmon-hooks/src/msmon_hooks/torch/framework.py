@@ -10,6 +10,7 @@ from torch import nn
 
 from msmon_hooks.registrations import Removable
 from msmon_hooks.torch.backward import in_backward, segment_number
+from msmon_hooks.torch.collectives.writes import writes
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
 
 
@@ -49,7 +50,8 @@ class TorchFramework:
         return tensor.is_leaf
 
     def version(self, tensor: torch.Tensor) -> int | None:
-        return None if tensor.is_inference() else tensor._version
+        # Collectives write behind the counter's back. Versions of one tensor stay below the factor.
+        return None if tensor.is_inference() else tensor._version + (writes.of(tensor) << 32)
 
     def register_hook(self, tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Removable:
         return tensor.register_hook(hook)
@@ -58,7 +60,8 @@ class TorchFramework:
         return mesh_shard(tensor) is not None
 
     def is_called(self, module: nn.Module) -> bool:
-        return type(module).forward is not nn.Module.forward
+        # What torch.compile returns has its forward in the object.
+        return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
     def unseen(self, modules: Iterable[nn.Module]) -> dict[int, str]:
         inside: set[int] = set()

@@ -73,16 +73,7 @@ class OptimizerSteps:
         return evaluate
 
     def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            if not self.active:
-                return original(*args, **kwargs)
-            args, kwargs = self.before(args, kwargs) or (args, kwargs)
-            result = original(*args, **kwargs)
-            self.after(result)
-            return result
-
-        return step
+        return _Step(self, original)
 
 
 def _runs_hooks(optimizer: Any) -> bool:
@@ -92,6 +83,32 @@ def _runs_hooks(optimizer: Any) -> bool:
     ``Optimizer`` do not call it.
     """
     return hasattr(optimizer, "register_step_pre_hook") and bool(getattr(type(optimizer).step, "hooked", False))
+
+
+class _Step:
+    """Stands in an optimizer for its ``step``. In a copy of that optimizer stands the copy's own ``step``, or the copy
+    would update the weights of the original."""
+
+    def __init__(self, owner: OptimizerSteps, original: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original)
+        self.owner = owner
+        self.original = original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.owner.active:
+            return self.original(*args, **kwargs)
+        args, kwargs = self.owner.before(args, kwargs) or (args, kwargs)
+        result = self.original(*args, **kwargs)
+        self.owner.after(result)
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Where the optimizer is being copied, the first argument is the copy, which has no attributes of its own yet.
+        original = self.original
+        while isinstance(original, _Step):
+            original = original.original
+        owner = getattr(original, "__self__", None)
+        return (functools.partial, (original,)) if owner is None else (getattr, (owner, "step"))
 
 
 class _Before(Hook):

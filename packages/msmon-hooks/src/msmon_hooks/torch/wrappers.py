@@ -49,11 +49,10 @@ def unwrapped_optimizer(optimizer: Any) -> Any:
     The optimizers of DeepSpeed and Megatron hold one too, but call its ``step`` several times a step, or not at all
     when they skip one.
     """
-    while hasattr(optimizer, "optimizer"):
+    # Chained optimizers of Megatron refuse to be asked for theirs.
+    while not is_a(optimizer, "DeepSpeedOptimizer", "MegatronOptimizer") and hasattr(optimizer, "optimizer"):
         # accelerate's wrapper inherits from Optimizer, but its step does nothing in most micro-steps.
         if hasattr(optimizer, "register_step_pre_hook") and not is_a(optimizer, "AcceleratedOptimizer"):
-            break
-        if is_a(optimizer, "DeepSpeedOptimizer", "MegatronOptimizer"):
             break
         inner = optimizer.optimizer
         if not hasattr(inner, "step") or inner is optimizer:

@@ -79,6 +79,11 @@ class PartialBuffer:
             groups, self._groups, self._count = self._groups, [], 0
         return Transfer(groups)
 
+    def peek(self) -> Transfer:
+        """The rows so far; the step goes on."""
+        with self._lock:
+            return Transfer(list(self._groups))
+
     @staticmethod
     def _rows_on_host(group: list[Any], eps: Any, scale: Any) -> Matrix:
         rows = np.empty((len(group), WIDTH))

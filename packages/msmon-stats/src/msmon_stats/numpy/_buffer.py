@@ -65,3 +65,8 @@ class PartialBuffer:
         with self._lock:
             rows, self._rows, self._count = self._rows, [], 0
         return Transfer(rows)
+
+    def peek(self) -> Transfer:
+        """The rows so far; the step goes on."""
+        with self._lock:
+            return Transfer(list(self._rows))

@@ -160,7 +160,12 @@ class PartialBuffer:
         with self._lock:
             pages, self._pages, self._count = self._pages, {}, 0
             self._expected = {device: rows.count for device, rows in pages.items()}
-        return Transfer([(rows.handles(), _start_copy(device, rows.filled())) for device, rows in pages.items()])
+        return _begin(pages)
+
+    def peek(self) -> Transfer:
+        """Begin a copy of the rows so far; the step goes on."""
+        with self._lock:
+            return _begin(self._pages)
 
     def _take(self, device: torch.device, count: int) -> tuple[Any, int, int, int]:
         pages = self._pages.get(device)
@@ -178,6 +183,10 @@ class PartialBuffer:
             wish = self._kernel if self._kernel in usable else None
             kernel = self._kernels[device_type] = choose(wish, usable)
         return kernel
+
+
+def _begin(pages: dict[torch.device, Pages]) -> Transfer:
+    return Transfer([(rows.handles(), _start_copy(device, rows.filled())) for device, rows in pages.items()])
 
 
 def _allocator(device: torch.device) -> Callable[[int], tuple[Any, int]]:

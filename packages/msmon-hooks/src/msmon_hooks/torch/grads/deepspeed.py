@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -169,14 +170,17 @@ class DeepSpeedGradients(GradientSource):
 
 
 class _Accumulated(Hook):
+    """Held by autograd, and so leads to no parameter; see :mod:`msmon_hooks.torch.grads.accumulated`."""
+
     def __init__(self, source: DeepSpeedGradients, weight: Weight, on_ready: OnReady) -> None:
-        self.source = source
-        self.weight = weight
+        self.source = weakref.ref(source)
+        self.weight = weakref.ref(weight)
         self.on_ready = on_ready
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        if self.on_ready.wanted:
-            self.source.part.run(self.source.read, self.weight, self.on_ready)
+        source, weight = self.source(), self.weight()
+        if self.on_ready.wanted and source is not None and weight is not None:
+            source.part.run(source.read, weight, self.on_ready)
 
 
 class _Updates(Hook):
@@ -185,7 +189,7 @@ class _Updates(Hook):
         self.on_update = on_update
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.source.part.run(self.source.read_update, optimizer, self.on_update)
+        self.source.update_part.run(self.source.read_update, optimizer, self.on_update)
 
 
 def _from_deepspeed(value: Any) -> bool:

@@ -12,6 +12,7 @@ from msmon_hooks.torch.grads.ddp import DDPGradients
 from msmon_hooks.torch.grads.deepspeed import DeepSpeedGradients
 from msmon_hooks.torch.grads.fsdp1 import FSDP1Gradients
 from msmon_hooks.torch.grads.fsdp2 import FSDP2Gradients
+from msmon_hooks.torch.grads.megatron import MegatronGradients
 from msmon_hooks.torch.grads.plain import PlainGradients
 from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.grads.tensor_parallel import TensorParallelGradients
@@ -22,6 +23,7 @@ ENGINES: tuple[type[GradientSource], ...] = (
     DeepSpeedGradients,
     FSDP2Gradients,
     FSDP1Gradients,
+    MegatronGradients,
     DDPGradients,
     TensorParallelGradients,
     PlainGradients,

@@ -19,6 +19,8 @@ from msmon_hooks.torch.wrappers import is_a
 
 _NEEDED = ("_params", "_shapes", "_numels_with_padding", "_is_padding_mask", "_shard_param_infos")
 
+_UNKNOWN = f"the flat parameters of FullyShardedDataParallel in torch {torch.__version__} are not known"
+
 
 @frozen(kw_only=True)
 class _Segment:
@@ -73,8 +75,7 @@ class FSDP1Gradients(GradientSource):
             mine = [left.pop(id(parameter)) for parameter in flat._params if id(parameter) in left]
             inside = [(weight, self._segments[id(weight.parameter)]) for weight in mine if self._segments]
             if len(inside) < len(mine):
-                text = f"grad_unreduced: the flat parameters of torch {torch.__version__} are not known"
-                self.coverage.note(text)
+                self.miss_unreduced(mine, _UNKNOWN)
             elif inside and flat.requires_grad:
                 hook = _FlatAccumulated(self, module, inside, on_ready)
                 registrations.add(flat.register_post_accumulate_grad_hook(hook))
@@ -83,6 +84,9 @@ class FSDP1Gradients(GradientSource):
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The stretch of the original parameter that this rank holds; None where it is not sharded."""
+        if not self._segments and data_type != "grad_unreduced":
+            # Nobody knows the whole: merging must not take this for it.
+            return Shard((-1,), tuple(weight.parameter.shape), f"rank {torch.distributed.get_rank()}")
         segment = self._segments.get(id(weight.parameter))
         if segment is None or not segment.sharded or data_type == "grad_unreduced":
             return None

@@ -19,6 +19,8 @@ from msmon_hooks.torch.wrappers import is_a
 
 _NEEDED = ("sharded_param", "unsharded_accumulated_grad", "accumulate_unsharded_grad_if_needed")
 
+_UNKNOWN = f"torch {torch.__version__} reduces the gradients of fully_shard at a place that is not known"
+
 
 class FSDP2Gradients(GradientSource):
     """Before the reduce-scatter the whole gradient of this rank's batch lies in the unsharded parameter.
@@ -48,13 +50,11 @@ class FSDP2Gradients(GradientSource):
         """Call ``on_ready`` when a module's gradients are about to be reduced."""
         left = {id(weight.parameter): weight for weight in weights}
         for group in _param_groups(self.models):
-            known = all(hasattr(one, name) for one in group.fsdp_params for name in _NEEDED)
             inside = [
                 (left.pop(id(one.sharded_param)), one) for one in group.fsdp_params if id(one.sharded_param) in left
             ]
-            if not known or not callable(getattr(group, "post_backward", None)):
-                text = f"grad_unreduced: torch {torch.__version__} reduces gradients at a place that is not known"
-                self.coverage.note(text)
+            if inside and not _is_known(group):
+                self.miss_unreduced([weight for weight, _ in inside], _UNKNOWN)
             elif inside:
                 registrations.patch(group, "post_backward", self._before(group, inside, on_ready))
         # Parameters that fully_shard was told to ignore.
@@ -95,6 +95,12 @@ def _unreduced(one: Any) -> torch.Tensor | None:
         one.accumulate_unsharded_grad_if_needed()
     gradient: torch.Tensor | None = one.unsharded_accumulated_grad
     return unsharded.grad if gradient is None else gradient
+
+
+def _is_known(group: Any) -> bool:
+    return callable(getattr(group, "post_backward", None)) and all(
+        hasattr(one, name) for one in group.fsdp_params for name in _NEEDED
+    )
 
 
 def _is_sharded(module: nn.Module) -> bool:

@@ -27,8 +27,9 @@ PAGE_LIMIT = 10_000_000
 
 _STYLES = ("uPlot.min.css", "page.css")
 _SCRIPTS = ("data.js", "colors.js", "panels.js", "heatmap.js", "curves.js", "selection.js", "page.js")
-_FRAME_BYTES = 150_000
-_TRIES = 6
+_TRIES = 8
+#: Bytes of a page for the name of one tensor, before any was packed.
+_NAME_COST = 20.0
 
 
 @attrs.frozen(kw_only=True)
@@ -65,21 +66,24 @@ class Written:
 
 def write_page(path: Path, page: Page, *, limit: int = PAGE_LIMIT) -> Written:
     """Write the page, thinning its curves until it has at most `limit` bytes; the page says what was thinned."""
-    room = float(limit - _FRAME_BYTES)
+    room = float(limit)
+    name_cost = _NAME_COST
     for attempt in range(_TRIES):
-        chosen = fit(page.series, room)
-        text, thinned = _assemble(page, chosen)
+        text, thinned, frame, names = _assemble(page, fit(page.series, room, name_cost))
         size = len(text.encode("utf-8"))
         # The estimate is cautious; a page of half the size has room for more.
         wasteful = bool(thinned) and size < 0.75 * limit and attempt < _TRIES - 2
         if size <= limit and not wasteful:
             break
-        room *= min(0.93 * (limit - _FRAME_BYTES) / max(size - _FRAME_BYTES, 1), 4.0)
+        # What was packed tells what the next try may estimate.
+        room *= min(0.93 * (limit - frame) / (size - frame), 4.0)
+        name_cost = names
     path.write_text(text, encoding="utf-8")
     return Written(path=path, size=size, thinned=thinned)
 
 
-def _assemble(page: Page, chosen: Fit) -> tuple[str, list[str]]:
+def _assemble(page: Page, chosen: Fit) -> tuple[str, list[str], int, float]:
+    """The page, what was thinned, the bytes that no thinning changes, and the bytes for each tensor's name."""
     names: dict[TensorKey, int] = {}
     blobs: list[str] = []
     thinned: list[str] = []
@@ -117,7 +121,8 @@ def _assemble(page: Page, chosen: Fit) -> tuple[str, list[str]]:
     for name, part in parts.items():
         before, _, after = text.partition(f"{{{{{name}}}}}")
         text = before + part + after
-    return text, thinned
+    frame = len(text) - len(packed) - sum(map(len, blobs))
+    return text, thinned, frame, len(packed) / max(len(names), 1)
 
 
 def _type(

@@ -17,6 +17,8 @@ _ENOUGH_BINS = 200
 #: Shares of the room when not everything fits: the heat map over all ranks first, then layers of each rank.
 _HEAT_MAP_SHARE = 0.5
 _LAYER_SHARE = 0.25
+#: Names may take so much of the room; beyond that tensors lose their row.
+_NAME_SHARE = 0.4
 
 
 @attrs.frozen(kw_only=True)
@@ -35,29 +37,40 @@ class Fit:
     """Where not all tensors are in detail: is the worst of each layer there for every line?"""
 
 
-def fit(series: Sequence[TypeSeries], room: float) -> Fit:
-    """The most that fits into `room` bytes, by estimate."""
-    most = max((len(one.tensors) for one in series), default=0)
+def fit(series: Sequence[TypeSeries], room: float, name_cost: float) -> Fit:
+    """The most that fits into `room` bytes, by estimate.
+
+    Args:
+        name_cost: bytes that a tensor costs whatever is shown of it: its name and its place.
+    """
     longest = max((len(one.bins) for one in series), default=1)
-    everything = sum(one.lines.shape[0] * len(one.stats) * len(one.tensors) * len(one.bins) for one in series)
-    if everything * _WHOLE_COST <= room:
+    most = max((len(one.tensors) for one in series), default=0)
+    names = name_cost * sum(len(one.tensors) for one in series)
+    if names > _NAME_SHARE * room:
+        most = max(int(most * _NAME_SHARE * room / names), 1)
+    # Of each data type as many tensors as may have a row, with their statistics, and with those once for each line.
+    tensors = [min(len(one.tensors), most) for one in series]
+    rows = sum(count * len(one.stats) for count, one in zip(tensors, series, strict=True))
+    curves = sum(count * len(one.stats) * len(one.lines) for count, one in zip(tensors, series, strict=True))
+    room -= min(names, _NAME_SHARE * room)
+    if curves * longest * _WHOLE_COST <= room:
         return Fit(half=False, bins=longest, tensors=most, detail=most, layers=False)
-    curves = sum(one.lines.shape[0] * len(one.stats) * len(one.tensors) for one in series)
     bins = int(room / (curves * _HALF_COST))
     if bins >= min(_ENOUGH_BINS, longest):
         return Fit(half=True, bins=min(bins, longest), tensors=most, detail=most, layers=False)
-    return _fit_parts(series, room / _HALF_COST, most, longest)
+    return _fit_parts(series, room / _HALF_COST, most, longest, rows)
 
 
-def _fit_parts(series: Sequence[TypeSeries], values: float, most: int, longest: int) -> Fit:
-    rows = sum(len(one.stats) * len(one.tensors) for one in series)
-    layer_rows = sum(one.lines.shape[0] * len(one.stats) * len(set(one.layers)) for one in series)
-    bins = max(min(int(_HEAT_MAP_SHARE * values / rows), _ENOUGH_BINS, longest), min(_FEWEST_BINS, longest))
+def _fit_parts(series: Sequence[TypeSeries], values: float, most: int, longest: int, rows: int) -> Fit:
+    """Every line only for some tensors; `rows` curves for the worst of all lines."""
+    fewest = min(_FEWEST_BINS, longest)
+    bins = max(min(int(_HEAT_MAP_SHARE * values / rows), _ENOUGH_BINS, longest), fewest)
+    layer_rows = sum(len(one.lines) * len(one.stats) * len(set(one.layers)) for one in series)
     layers = layer_rows * _FEWEST_BINS <= _LAYER_SHARE * values
     if layers:
-        bins = max(min(bins, int(_LAYER_SHARE * values / layer_rows)), min(_FEWEST_BINS, longest))
-    tensors = min(most, int(_HEAT_MAP_SHARE * values / bins / (rows / most)))
-    left = values / bins - rows * min(tensors / most, 1) - layers * layer_rows
-    lines = sum(one.lines.shape[0] * len(one.stats) for one in series)
-    detail = max(min(int(left / lines), tensors), 1)
+        bins = max(min(bins, int(_LAYER_SHARE * values / layer_rows)), fewest)
+    share = min(_HEAT_MAP_SHARE * values / bins / rows, 1)
+    tensors = max(int(most * share), 1)
+    left = values / bins - rows * share - layers * layer_rows
+    detail = max(min(int(left / sum(len(one.lines) * len(one.stats) for one in series)), tensors), 1)
     return Fit(half=True, bins=bins, tensors=tensors, detail=detail, layers=layers)

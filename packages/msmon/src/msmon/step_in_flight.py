@@ -1,0 +1,67 @@
+"""Statistics of a step that is not over yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msmon_io
+from msmon.collector import Collector
+from msmon.config import Config
+from msmon.tables import TEXT_OPS, number_ops, step_rows, tables
+from msmon_stats import summarize_many
+
+Metrics = dict[str, dict[str, Any]]
+"""Tag, ``"0:fc1.weight/rank0/grad_reduced"``, to statistics by name."""
+
+
+def current_gradients(hooks: Any, collector: Collector, config: Config, rank: int) -> tuple[Metrics, Metrics] | None:
+    """What the optimizer would consume now, and what the reduction over ranks was given.
+
+    Waits for the device.
+
+    Args:
+        hooks: the weight hooks of the framework, with ``current_gradients()`` and ``reduces``.
+        collector: holds the gradients before the reduction, where the step in flight is recorded.
+        config: names the statistics.
+        rank: of this process.
+
+    Returns:
+        Statistics of reduced and of unreduced gradients; None where no backward has run since the last step.
+    """
+    present = hooks.current_gradients()
+    if not present:
+        return None
+    statistics = summarize_many([gradient for _, gradient in present], number_ops(config.ops), config.eps)
+
+    def metrics(data_type: str) -> Metrics:
+        return {
+            f"{weight.vpp_stage}:{weight.name}/rank{rank}/{data_type}": {
+                op: _text(gradient, op) if op in TEXT_OPS else values[op] for op in config.ops
+            }
+            for (weight, gradient), values in zip(present, statistics, strict=True)
+        }
+
+    # Where ranks reduce, the gradient that stands in the parameter says nothing of what there was before.
+    unreduced = _so_far(collector, "grad_unreduced", config, rank) if hooks.reduces else metrics("grad_unreduced")
+    return metrics("grad_reduced"), unreduced
+
+
+def activations_so_far(collector: Collector, config: Config, rank: int) -> tuple[Metrics, Metrics]:
+    """Activations and their gradients, as far as the step has come. Waits for the device."""
+    return _so_far(collector, "actv", config, rank), _so_far(collector, "actv_grad", config, rank)
+
+
+def _so_far(collector: Collector, data_type: str, config: Config, rank: int) -> Metrics:
+    """The rows of one data type that were recorded in the step in flight."""
+    refs, handles, matrix = collector.so_far()
+    chosen = [index for index, ref in enumerate(refs) if ref.data_type == data_type]
+    rows = step_rows([refs[index] for index in chosen], handles[chosen], matrix, config.ops)
+    memory = msmon_io.MemoryWriter(rank=rank)
+    for group in rows.groups:
+        for table in tables(0, group):
+            memory.write(table)
+    return memory.metrics(data_type)
+
+
+def _text(tensor: Any, op: str) -> str:
+    return str(list(tensor.shape)) if op == "shape" else str(tensor.dtype)
