@@ -13,6 +13,9 @@ examples:
   msmon demo                              train a small model with a fault, and see it found
   msmon check monitor_config.json         is this configuration right, and what would it monitor
   msmon anomalies -d monitor_output/anomaly_detected -k 3
+  msmon show monitor_output               what a run recorded, and what is odd in it
+  msmon report monitor_output --open      the same as a page with heat maps and curves
+  msmon diff run_a run_b                  the first step and tensor at which two runs differ
 
 exit status:
     0  done
