@@ -41,7 +41,8 @@ class Batches(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         worker = torch.utils.data.get_worker_info() is not None
         if worker:
-            assert not self.model._forward_hooks, "the hooks came along"
+            hooks = self.model._forward_hooks.values()
+            assert not [hook for hook in hooks if type(hook).__module__.startswith("msmon")], "the hooks came along"
             self.model(torch.ones(1, 4)).sum().backward()
             self.optimizer.step()
         return torch.full((4,), float(index))

@@ -151,7 +151,7 @@ class Pipeline:
         if self._alerts is not None:
             self._alerting.always(self._alerts.close)
         self._run_file.write(self.run_info)
-        self._coverage_part.run(self._write_coverage)
+        self._coverage_part.always(self._write_coverage)
         self._finishing.always(lambda: logger.warning("%s", self._closing_line()))
 
     def _closing_line(self) -> str:
