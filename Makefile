@@ -56,7 +56,7 @@ bench: .venv/.ready .venv-mindspore/.ready
 
 dist: .venv/.ready
 	rm -rf dist
-	for p in $(PACKAGES); do $(BIN)/python -m hatch build -t sdist -t wheel $(CURDIR)/dist || exit 1; done
+	for p in $(PACKAGES); do (cd packages/$$p && $(CURDIR)/$(BIN)/python -m hatch build $(CURDIR)/dist) || exit 1; done
 
 clean:
 	rm -rf .venv .venv-mindspore dist .mypy_cache .ruff_cache .pytest_cache .benchmarks
