@@ -5,7 +5,7 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
-.PHONY: venv demo test fuzz soak faults check bench dist clean
+.PHONY: venv demo test test-mindspore test-old-megatron fuzz soak faults check bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -33,6 +33,10 @@ test: venv test-mindspore
 test-mindspore: .venv-mindspore/.ready
 	PATH="$(CURDIR)/.venv-mindspore/bin:$$PATH" .venv-mindspore/bin/python -m pytest -k mindspore tests
 
+# Megatron's tests again, with megatron-core 0.8.0: the last version whose buckets begin their reductions themselves.
+test-old-megatron: .venv/.ready
+	$(BIN)/python scripts/old_megatron.py $(ARGS)
+
 check: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,4 +63,4 @@ dist: .venv/.ready
 	for p in $(PACKAGES); do (cd packages/$$p && $(CURDIR)/$(BIN)/python -m hatch build $(CURDIR)/dist) || exit 1; done
 
 clean:
-	rm -rf .venv .venv-mindspore dist .mypy_cache .ruff_cache .pytest_cache .benchmarks
+	rm -rf .venv .venv-mindspore .megatron dist .mypy_cache .ruff_cache .pytest_cache .benchmarks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -159,7 +160,7 @@ def build(
     )
     chunks = []
     for stage in range(virtual or 1):
-        place = {} if virtual is None else {"vp_stage": stage}
+        place = _stage(stage) if virtual else {}
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, **place)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, **place)
         part = gpt(config, pre_process=first, post_process=last, **place)
@@ -180,6 +181,14 @@ def build(
         process_group=parallel_state.get_pipeline_model_parallel_group() if pipeline > 1 else None,
         watched=watched(chunks, adam),
     )
+
+
+def _stage(stage: int) -> dict[str, int]:
+    """How Megatron is told which of a rank's chunks is meant."""
+    if "vp_stage" in inspect.signature(GPTModel.__init__).parameters:
+        return {"vp_stage": stage}
+    parallel_state.set_virtual_pipeline_model_parallel_rank(stage)
+    return {}
 
 
 def _step(chunks: list[Any], optimizer: Any, grad_acc_steps: int) -> Callable[[int], float]:

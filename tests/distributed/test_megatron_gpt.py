@@ -1,10 +1,12 @@
 """Megatron-core's GPT, split over ranks: tensor parallel, pipelines, virtual stages, experts."""
 
 import json
+from importlib.metadata import version
 from itertools import product
 
 import pytest
 import torch
+from packaging.version import Version
 
 import msmon_io
 from msmon.merging import merge_ranks
@@ -40,14 +42,21 @@ VARIANTS = {
 }
 
 
+# core_r0.8's distributed optimizer needs Apex, and its experts compute something else when they are on two ranks.
+NEEDS_0_9 = [name for name, one in VARIANTS.items() if one.get("split") or one.get("expert")]
+installed = Version(version("megatron-core"))
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_proof(megatron_ranks, proof, tmp_path, name):
+    if name in NEEDS_0_9 and installed < Version("0.9"):
+        pytest.skip("not in this version")
     variant = VARIANTS[name]
     each = variant.get("pipeline", 1) > 1
     answers = megatron_ranks.run(
         "megatron_gpt", "proof", output=str(tmp_path), steps=STEPS, config={"monitor_mbs_grad": each}, **variant
     )
-    engine = f"megatron {name}"
+    engine = f"megatron {installed} {name}"
     everywhere = tmp_path / "all"
     proof.check(engine, "a", assert_whole, everywhere, answers)
     proof.check(engine, "b", assert_own, everywhere, answers, each=each)
