@@ -44,7 +44,8 @@ class Used:
 
 @pytest.fixture(scope="module")
 def size(request: pytest.FixtureRequest) -> Size:
-    if request.config.getoption("benchmark_disable"):
+    # Enabling wins over the disabling in the project's own options, which stays set.
+    if request.config.getoption("benchmark_disable") and not request.config.getoption("benchmark_enable"):
         return Size(40, 30, 2, False)
     return Size(5000, 1000, 8, True)
 
