@@ -97,6 +97,8 @@ def soak(folder: Path, steps: int, every: int) -> tuple[list[State], list[State]
                 optimizer.step()
                 optimizer.zero_grad()
                 times.append(time.thread_time() - begin)
+            # Waits for the writer, which may have a file open at this very moment.
+            monitor.generate_xy_metrics()
             gc.collect()
             states[collecting].append(
                 State(
