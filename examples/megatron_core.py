@@ -30,9 +30,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     mpu.initialize_model_parallel()
     torch.manual_seed(0)
-    config = TransformerConfig(num_layers=2, hidden_size=16, num_attention_heads=2, use_cpu_initialization=True)
+    config = TransformerConfig(num_layers=3, hidden_size=16, num_attention_heads=2, use_cpu_initialization=True)
     spec = get_gpt_layer_local_spec()
-    model = GPTModel(config=config, transformer_layer_spec=spec, vocab_size=64, max_sequence_length=16)
+    model = GPTModel(config=config, transformer_layer_spec=spec, vocab_size=100, max_sequence_length=16)
     ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=True)
     model = DistributedDataParallel(config=config, ddp_config=ddp_config, module=model)
     optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-3, use_distributed_optimizer=True), [model])
@@ -43,7 +43,7 @@ def main() -> None:
         for _ in range(4):
             model.zero_grad_buffer()
             for _ in range(2):
-                ids = torch.randint(0, 64, (2, 16), generator=data)
+                ids = torch.randint(0, 100, (2, 16), generator=data)
                 (model(ids, torch.arange(16)[None].expand(2, -1), mask, labels=ids).mean() / 2).backward()
             finalize_model_grads([model])
             optimizer.step()
