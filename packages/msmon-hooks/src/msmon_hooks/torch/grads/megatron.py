@@ -107,11 +107,9 @@ class MegatronGradients(GradientSource):
 
     def read(self, weights: Sequence[Weight], on_ready: OnReady, complete: bool) -> None:
         """Read ``main_grad``, which holds the sum of this rank's gradients so far."""
-        scale = self.scale()
-        for weight in weights:
-            main_grad = getattr(weight.parameter, "main_grad", None)
-            if main_grad is not None:
-                on_ready(weight, main_grad, scale=scale, complete=complete)
+        main_grads = ((weight, getattr(weight.parameter, "main_grad", None)) for weight in weights)
+        entries = [(weight, main_grad) for weight, main_grad in main_grads if main_grad is not None]
+        on_ready.together(entries, scale=self.scale(), complete=complete)
 
     def attach_update(self, on_update: Callable[[], None], registrations: Registrations) -> bool:
         """Hook the inner optimizers: Megatron unscales and clips gradients inside of its own step."""
