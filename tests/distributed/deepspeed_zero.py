@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from .prove import Trained, make_monitor, prove
-from .workload import ROWS, batch, loss_of, make_model, make_optimizer
+from .workload import ROWS, STEPS, batch, loss_of, make_model, make_optimizer
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -79,12 +80,12 @@ def build(
         optimizer={"engine": engine, "optimizer": optimizer, "inner": inner}[given],
         step=_step(engine, grad_acc_steps),
         grad_acc_steps=grad_acc_steps,
-        weights=lambda: [_local(parameter) for parameter in model.parameters()],
+        weights=lambda: [local(parameter) for parameter in model.parameters()],
         watched=[optimizer, inner],
     )
 
 
-def _local(parameter: nn.Parameter) -> torch.Tensor:
+def local(parameter: nn.Parameter) -> torch.Tensor:
     """The rank's own elements: partitions of ZeRO 3 end in padding, which holds anything."""
     if not hasattr(parameter, "ds_tensor"):
         return parameter
@@ -177,3 +178,32 @@ def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 def _left_over(trained: Trained) -> int:
     return sum(len(getattr(one, "_optimizer_step_pre_hooks", ())) for one in trained.watched)
+
+
+def unknown_optimizer(*, output: str, **variant: Any) -> None:
+    """A monitored training with an optimizer whose attributes have other names."""
+    trained = build(**variant)
+    optimizer = trained.model.optimizer
+    kind = type(optimizer)
+    optimizer.__class__ = type("_Renamed", (kind,), {"real_dp_process_group": property(_renamed)})
+    monitor = make_monitor(trained, Path(output))
+    optimizer.__class__ = kind
+    for number in range(STEPS):
+        trained.step(number)
+    monitor.close()
+
+
+def _renamed(optimizer: Any) -> Any:
+    raise AttributeError("no such attribute in this version")
+
+
+def current_gradients(**variant: Any) -> dict[str, float]:
+    """The norms of the gradients between backward and step."""
+    trained = build(**variant)
+    engine = trained.model
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = make_monitor(trained, Path(folder), ops=["norm"], format="api")
+        engine.backward(loss_of(engine(batch(0, torch.distributed.get_rank()))))
+        reduced, _ = monitor.generate_wgrad_metrics()
+        monitor.close()
+    return {tag.split(":")[1].split("/")[0]: numbers["norm"] for tag, numbers in reduced.items()}

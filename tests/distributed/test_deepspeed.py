@@ -123,3 +123,37 @@ def test_frozen_parameter(ranks, tmp_path):
         missing = coverage(folder / "all", 0)["missing"]
         assert {entry["name"] for entry in missing} == {"fc1.weight"}
         assert {entry["reason"] for entry in missing} == {"frozen"}
+
+
+@pytest.mark.parametrize(("stage", "inner_optimizer"), [(1, False), (2, True), (3, False)])
+def test_below_accelerate(ranks, proof, tmp_path, stage, inner_optimizer):
+    variant = {"stage": stage, "inner_optimizer": inner_optimizer, "grad_acc_steps": 2}
+    answers = ranks.run("accelerate_deepspeed", "proof", output=str(tmp_path), **variant)
+    reference = reference_training(grad_acc_steps=2, clip=CLIP)
+    prove_claims(proof, f"accelerate, deepspeed zero {stage}", answers, tmp_path, reference)
+    assert run_info(tmp_path / "all", 0)["engine"] == f"deepspeed_zero{stage}"
+
+
+def test_optimizer_of_an_unknown_kind(ranks, tmp_path):
+    """Said clearly; gradients before the reduction and everything else are recorded."""
+    ranks.run("deepspeed_zero", "unknown_optimizer", output=str(tmp_path), stage=2)
+    for rank in (0, 1):
+        found = coverage(tmp_path, rank)
+        missing = {entry["data_type"] for entry in found["missing"]}
+        assert missing == {"grad_reduced", "exp_avg", "exp_avg_sq", "param_origin", "param_updated"}
+        assert [note for note in found["notes"] if note.startswith("DeepSpeed 0.") and "where _Renamed keeps" in note]
+    reference = reference_training(clip=CLIP)
+    for step in range(STEPS):
+        for rank in (0, 1):
+            own = reference[step].unreduced[rank][-1]
+            assert_rows(rank_rows(tmp_path, rank), "grad_unreduced", step, own)
+
+
+def test_current_gradients(ranks):
+    """In the middle of a step: what the optimizer will be given, as far as it stands."""
+    for stage in (0, 1, 2, 3):
+        first, second = ranks.run("deepspeed_zero", "current_gradients", stage=stage)
+        whole = reference_training(steps=1)[0].tables["grad_reduced"]["fc2.weight"].norm().item()
+        parts = [answer.get("fc2.weight", 0.0) for answer in (first, second)]
+        expected = parts[0] if stage == 0 else (parts[0] ** 2 + parts[1] ** 2) ** 0.5
+        assert expected == pytest.approx(whole, rel=1e-5)

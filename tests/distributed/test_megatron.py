@@ -44,6 +44,9 @@ def test_proof(megatron_ranks, proof, tmp_path, name):
         assert run_info(tmp_path / "all", rank)["engine"] == "megatron"
         found = coverage(tmp_path / "all", rank)
         assert (found["missing"], found["notes"], found["skipped_steps"]) == ([], [], [])
+    if variant.get("split") and "bucket_size" in variant:
+        cut = [entry for entry in run_info(tmp_path / "all", 0)["tensors"] if 0 < entry["local_numel"] < entry["numel"]]
+        assert {entry["name"] for entry in cut} == {"fc1.weight", "fc2.weight"}
     has_rows = any(key[0] == "grad_reduced" for key in rank_rows(tmp_path / "all", 1))
     assert has_rows != variant.get("dp_group", False)
 
@@ -51,7 +54,7 @@ def test_proof(megatron_ranks, proof, tmp_path, name):
 HALF = {
     "bf16": {"precision": "bfloat16"},
     "bf16 reduced in bf16": {"precision": "bfloat16", "reduce_in_fp32": False},
-    "bf16 distributed optimizer": {"precision": "bfloat16", "split": True},
+    "bf16 distributed optimizer, overlap": {"precision": "bfloat16", "split": True, **OVERLAP},
     "fp16": {"precision": "float16", "optimizer": {"loss_scale": 64.0}},
     "fp16 distributed optimizer": {"precision": "float16", "split": True, "optimizer": {"loss_scale": 64.0}},
 }

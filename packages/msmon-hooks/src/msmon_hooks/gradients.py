@@ -46,6 +46,9 @@ class OnReady(Protocol):
             complete: the engine reduces this very gradient next, whatever micro-step the clock says it is.
         """
 
+    def together(self, entries: Sequence[tuple[Weight, Any]], scale: Any = None, complete: bool = False) -> None:
+        """Read several gradients at once, which costs less on an accelerator."""
+
 
 class GradientSource:
     """The answers that most engines share; each engine is a subclass that says what is different.

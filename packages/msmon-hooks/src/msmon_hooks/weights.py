@@ -114,24 +114,26 @@ class WeightHooks:
         part = self._parts.gradients
         return part is not None and self._clock.sampled and part.enabled
 
-    def gradient_ready(self, weight: Weight, gradient: Any, micro_step: int | None, scale: Any, complete: bool) -> None:
-        """A backward has completed the gradient of a parameter; see :class:`OnReady`."""
-        if self._parts.gradients is not None and self.wants_gradients:
-            self._parts.gradients.run(self._gradient_ready, weight, gradient, micro_step, scale, complete)
+    def gradients_ready_in_backward(
+        self, entries: Sequence[tuple[Weight, Any]], micro_step: int | None, scale: Any, complete: bool
+    ) -> None:
+        """A backward has completed gradients of parameters; see :class:`OnReady`."""
+        if self._parts.gradients is not None and self.wants_gradients and entries:
+            self._parts.gradients.run(self._gradient_ready, entries, micro_step, scale, complete)
 
     def _gradient_ready(
-        self, weight: Weight, gradient: Any, micro_step: int | None, scale: Any, complete: bool
+        self, entries: Sequence[tuple[Weight, Any]], micro_step: int | None, scale: Any, complete: bool
     ) -> None:
         if micro_step is None:
-            micro_step = self._running_micro_step(weight)
+            micro_step = [self._running_micro_step(weight) for weight, _ in entries][-1]
         if complete and not self.each_micro_step:
             self._note_completion(micro_step)
         if self.each_micro_step or complete or micro_step == self._clock.grad_acc_steps - 1:
             # Where the gradient is reduced later, what is read here must not stand for the reduced one.
             reuse = not self._source.reduces
-            scale = self._loss_scale.of(gradient) if scale is None else scale
-            self._unreduced.add(weight.index)
-            self._read("grad_unreduced", [weight], [gradient], reuse=reuse, micro_step=micro_step, scale=scale)
+            scale = self._loss_scale.of(entries[0][1]) if scale is None else scale
+            self._unreduced.update(weight.index for weight, _ in entries)
+            self._read("grad_unreduced", *_columns(entries), reuse=reuse, micro_step=micro_step, scale=scale)
 
     def _running_micro_step(self, weight: Weight) -> int:
         """The micro-step whose backward runs. Where no forward of the root was seen (it may be compiled with its
@@ -317,4 +319,9 @@ class _Ready:
     ) -> None:
         hooks = self._hooks()
         if hooks is not None:
-            hooks.gradient_ready(weight, gradient, micro_step, scale, complete)
+            hooks.gradients_ready_in_backward([(weight, gradient)], micro_step, scale, complete)
+
+    def together(self, entries: Sequence[tuple[Weight, Any]], scale: Any = None, complete: bool = False) -> None:
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.gradients_ready_in_backward(entries, None, scale, complete)

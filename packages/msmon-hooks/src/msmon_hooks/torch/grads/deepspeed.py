@@ -21,6 +21,8 @@ from msmon_hooks.torch.grads.local_sums import LocalSums
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
 from msmon_hooks.torch.wrappers import is_a
 
+UNKNOWN_PLACE = "the optimizer keeps it at a place that is not known"
+
 
 class DeepSpeedGradients(GradientSource):
     """Gradients of a training by a DeepSpeed engine, or by one that accelerate or the Hugging Face Trainer made.
@@ -159,6 +161,13 @@ class DeepSpeedGradients(GradientSource):
     def moments(self, weight: Weight) -> dict[str, torch.Tensor]:
         """The rank's parts of the moments."""
         return {} if self._parts is None else self._parts.moments(weight.parameter)
+
+    def writes(self, weight: Weight, data_type: str) -> bool:
+        """As without an engine, but nothing that cannot be read."""
+        if self._parts is None and data_type != "grad_unreduced":
+            self.coverage.explain(data_type, weight.name, UNKNOWN_PLACE)
+            return False
+        return super().writes(weight, data_type)
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The rank's range; the gradient before the reduction is whole."""

@@ -22,6 +22,8 @@ from msmon_hooks.torch.grads.megatron_parallel import Split, data_parallel_size,
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
 from msmon_hooks.torch.wrappers import is_a
 
+UNKNOWN_PLACE = "the optimizer keeps it at a place that is not known"
+
 
 class MegatronGradients(GradientSource):
     """Gradients of Megatron-core's DistributedDataParallel, and what its optimizers have.
@@ -36,7 +38,8 @@ class MegatronGradients(GradientSource):
         self._held: dict[int, Held] = {}
         self._updating: Any = None
         self._split_optimizer = is_split(optimizer)
-        if not self.update_part.run(self._find_held):
+        self._known = bool(self.update_part.run(self._find_held))
+        if not self._known:
             self._report(
                 f"where {type(optimizer).__name__} keeps weights, moments and reduced gradients is not known; "
                 "grad_reduced, exp_avg, exp_avg_sq, param_origin and param_updated are missing"
@@ -104,11 +107,9 @@ class MegatronGradients(GradientSource):
 
     def read(self, weights: Sequence[Weight], on_ready: OnReady, complete: bool) -> None:
         """Read ``main_grad``, which holds the sum of this rank's gradients so far."""
-        scale = self.scale()
-        for weight in weights:
-            main_grad = getattr(weight.parameter, "main_grad", None)
-            if main_grad is not None:
-                on_ready(weight, main_grad, scale=scale, complete=complete)
+        main_grads = ((weight, getattr(weight.parameter, "main_grad", None)) for weight in weights)
+        entries = [(weight, main_grad) for weight, main_grad in main_grads if main_grad is not None]
+        on_ready.together(entries, scale=self.scale(), complete=complete)
 
     def attach_update(self, on_update: Callable[[], None], registrations: Registrations) -> bool:
         """Hook the inner optimizers: Megatron unscales and clips gradients inside of its own step."""
@@ -174,7 +175,12 @@ class MegatronGradients(GradientSource):
 
     def writes(self, weight: Weight, data_type: str) -> bool:
         """As without an engine; but ranges of a distributed optimizer, and experts, differ from rank to rank."""
-        if data_type == "grad_unreduced" or is_expert(weight.parameter):
+        if data_type == "grad_unreduced":
+            return True
+        if not self._known:
+            self.coverage.explain(data_type, weight.name, UNKNOWN_PLACE)
+            return False
+        if is_expert(weight.parameter):
             return True
         split = getattr(weight.parameter, "tensor_model_parallel", False)
         if not split and not self.groups.writes_for(self.groups.tensor_parallel):
