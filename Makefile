@@ -5,7 +5,7 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
-.PHONY: venv demo test test-mindspore test-old-megatron fuzz soak faults check bench dist clean
+.PHONY: venv demo test test-mindspore test-old-megatron fuzz soak faults check docs bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -43,6 +43,10 @@ check: .venv/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation as a site, in site/; a warning is an error.
+docs: .venv/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 fuzz: .venv/.ready
 	MSMON_FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/msmon/test_config_fuzz.py tests/msmon/test_file_fuzz.py --durations=0 $(ARGS)
 
@@ -64,4 +68,4 @@ dist: .venv/.ready
 	for p in $(PACKAGES); do (cd packages/$$p && $(CURDIR)/$(BIN)/python -m hatch build $(CURDIR)/dist) || exit 1; done
 
 clean:
-	rm -rf .venv .venv-mindspore .megatron dist .mypy_cache .ruff_cache .pytest_cache .benchmarks
+	rm -rf .venv .venv-mindspore .megatron dist site .mypy_cache .ruff_cache .pytest_cache .benchmarks

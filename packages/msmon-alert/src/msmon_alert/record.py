@@ -48,7 +48,8 @@ def anomaly_record(
         rank: rank of this process.
         call_id: place of the tensor in the step on this rank, counting up.
         micro_step: None where the tensor belongs to the whole step.
-        pp_stage, vpp_stage: pipeline stage and virtual stage.
+        pp_stage: pipeline stage.
+        vpp_stage: virtual pipeline stage.
         group_mates: ranks of the pipeline group.
 
     >>> from msmon_alert import Fired

@@ -140,7 +140,8 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             model: a module, or a list of them (the chunks of a virtual pipeline).
             grad_acc_steps: micro-steps per optimizer step.
             optimizer: the optimizer that trains the model; wrappers are unwrapped.
-            dp_group, tp_group: the data-parallel and tensor-parallel groups.
+            dp_group: the data-parallel group.
+            tp_group: the tensor-parallel group.
             start_iteration: number of the first step.
 
         Called again, it takes the hooks of the first call off before.

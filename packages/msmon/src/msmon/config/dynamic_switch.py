@@ -65,7 +65,8 @@ class DynamicSwitch:
 
     Args:
         path: the configuration file. With several ranks, on a file system that all of them see.
-        rank, world_size: this process among all.
+        rank: this process.
+        world_size: how many processes train.
         launch: what tells this launch from another one; default: from the environment.
         check_rules: see `load_config`.
 

@@ -50,7 +50,8 @@ def diff_runs(
     infinity.
 
     Args:
-        run_a, run_b: output directories.
+        run_a: output directory of the run to compare with.
+        run_b: output directory of the other one.
         rules: give renamed tensors the same name.
         baselines: repetitions of run A. Three times the largest difference between A and a repetition, for the same
             tensor and statistic, is added to the tolerance.

@@ -1,4 +1,4 @@
-"""Make the screenshots of `reading-a-run.md`: python docs/make_screenshots.py DEMO_RUN
+"""Make the screenshots of `docs/reading-a-run.md`: python scripts/make_screenshots.py DEMO_RUN
 
 DEMO_RUN is what `msmon demo --output DEMO_RUN` wrote. Needs chromium, chromedriver and selenium.
 """
@@ -14,7 +14,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from msmon.reading import write_report
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 SIZES = {"desktop": (1920, 1080), "laptop": (1366, 768)}
 
 

@@ -1,0 +1,39 @@
+"""An extension of griffe, which reads the docstrings for the site: what they hold that is not Markdown becomes Markdown.
+
+Examples (`>>>`) get a fence, and names in the way of reStructuredText (`:class:`) stand alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+EXAMPLE = re.compile(r"^([ \t]*)>>> .*(?:\n(?![ \t]*$).*)*", re.MULTILINE)
+ROLE = re.compile(r":(?:class|meth|func|data|mod|attr):`~?([^`]+)`")
+
+
+def as_markdown(docstring: str) -> str:
+    """The docstring as Markdown.
+
+    >>> print(as_markdown("See :class:`Clock`.\\n\\n>>> 1 + 1\\n2\\n"))
+    See `Clock`.
+    <BLANKLINE>
+    ```pycon
+    >>> 1 + 1
+    2
+    ```
+    <BLANKLINE>
+    """
+    fenced = EXAMPLE.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", docstring)
+    return ROLE.sub(lambda match: f"`{match[1]}`", fenced)
+
+
+class MarkdownDocstrings(griffe.Extension):
+    """Changes each docstring when it has been found."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """A module, class, function or attribute."""
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)
