@@ -63,9 +63,11 @@ bench: .venv/.ready .venv-mindspore/.ready
 	$(BIN)/python -m pytest tests/benchmarks -s --benchmark-enable --benchmark-json=.benchmarks/torch.json $(ARGS) || [ $$? = 5 ]
 	.venv-mindspore/bin/python -m pytest tests/benchmarks -s --benchmark-enable $(ARGS) || [ $$? = 5 ]  # 5: none selected
 
+# Wheels and source distributions; each is then installed and tried alone.
 dist: .venv/.ready
 	rm -rf dist
 	for p in $(PACKAGES); do (cd packages/$$p && $(CURDIR)/$(BIN)/python -m hatch build $(CURDIR)/dist) || exit 1; done
+	$(BIN)/python scripts/check_dist.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-mindspore .megatron dist site .mypy_cache .ruff_cache .pytest_cache .benchmarks

@@ -26,7 +26,7 @@ def main() -> None:
     data = torch.Generator().manual_seed(accelerator.process_index)
     with TrainerMon(CONFIG) as monitor:
         # The wrapped optimizer or the one inside (optimizer.optimizer): both will do.
-        monitor.set_monitor(model, grad_acc_steps=2, optimizer=optimizer)
+        monitor.set_monitor(model, grad_acc_steps=accelerator.gradient_accumulation_steps, optimizer=optimizer)
         for _ in range(8):
             with accelerator.accumulate(model):
                 accelerator.backward(model(torch.randn(8, 16, generator=data)).pow(2).mean())

@@ -38,8 +38,14 @@ def main() -> None:
     optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-3, use_distributed_optimizer=True), [model])
     data = torch.Generator().manual_seed(dist.get_rank())
     mask = torch.triu(torch.ones(1, 1, 16, 16, dtype=torch.bool), 1)
-    with TrainerMon(CONFIG) as monitor:
-        monitor.set_monitor(model, grad_acc_steps=2, optimizer=optimizer, dp_group=mpu.get_data_parallel_group())
+    with TrainerMon(CONFIG, process_group=mpu.get_pipeline_model_parallel_group()) as monitor:
+        monitor.set_monitor(
+            model,
+            grad_acc_steps=2,
+            optimizer=optimizer,
+            dp_group=mpu.get_data_parallel_group(),
+            tp_group=mpu.get_tensor_model_parallel_group(),
+        )
         for _ in range(4):
             model.zero_grad_buffer()
             for _ in range(2):

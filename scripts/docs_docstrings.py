@@ -1,4 +1,4 @@
-"""An extension of griffe, which reads the docstrings for the site: what they hold that is not Markdown becomes Markdown.
+"""An extension of griffe, which reads the docstrings for the site: what in them is not Markdown becomes Markdown.
 
 Examples (`>>>`) get a fence, and names in the way of reStructuredText (`:class:`) stand alone.
 """

@@ -39,7 +39,7 @@ def test_every_example_is_valid():
 
 
 def test_the_example_of_a_message():
-    example = re.search(r"```\n(monitor_config\.json: .*?)\n```", PAGE, re.DOTALL)[1]
+    example = re.search(r"```text\n(monitor_config\.json: .*?)\n```", PAGE, re.DOTALL)[1]
     with pytest.raises(ConfigError) as caught:
         parse_config({"xy_distributon": True, "start_step": "5", "alert": {"rules": [{}]}}, "monitor_config.json")
     assert str(caught.value) == example

@@ -1,0 +1,1 @@
+"""What is released: metadata, versions, files."""
