@@ -5,7 +5,7 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
-.PHONY: venv demo test test-mindspore test-old-megatron fuzz soak faults check docs bench dist clean
+.PHONY: venv demo test test-mindspore test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -37,11 +37,23 @@ test-mindspore: .venv-mindspore/.ready
 test-old-megatron: .venv/.ready
 	$(BIN)/python scripts/old_megatron.py $(ARGS)
 
+# Tests with torch 2.1.2 and the lower bounds of everything else, and without a framework on Python 3.10 and 3.12.
+test-oldest: .venv/.ready
+	$(BIN)/python scripts/oldest.py $(ARGS)
+
+# Which lines the tests run. Slower than `make test`, which does not measure.
+coverage: .venv/.ready
+	$(BIN)/python scripts/line_coverage.py $(ARGS)
+
+# Formatting, types, import rules, spelling, dead code, the site: no warning is left.
 check: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell *.md mkdocs.yml Makefile docs packages examples scripts
+	$(BIN)/vulture
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The documentation as a site, in site/; a warning is an error.
 docs: .venv/.ready
@@ -70,4 +82,4 @@ dist: .venv/.ready
 	$(BIN)/python scripts/check_dist.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-mindspore .megatron dist site .mypy_cache .ruff_cache .pytest_cache .benchmarks
+	rm -rf .venv .venv-mindspore .megatron .oldest dist site .mypy_cache .ruff_cache .pytest_cache .benchmarks

@@ -4,8 +4,8 @@ python scripts/check_dist.py [--dist dist] [--python PYTHON] [--skip-tests] [PAC
 
 1. `twine check --strict`.
 2. Every file that must be there is: licences, py.typed, the change log.
-3. The wheel is installed in an empty environment, what it needs from PyPI, our own packages from `dist/`. There it and its
-   public names are imported.
+3. The wheel is installed in an empty environment; what it needs comes from PyPI, our own packages from `dist/`. It and
+   its public names are imported there.
 4. The same for the source distribution. Then its extras that are no framework are installed too, and the tests of the
    package that need no framework are run against it.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("msmon-stats", "msmon-hooks", "msmon-alert", "msmon-io", "msmon")
 TEST_TOOLS = ["pytest", "pytest-timeout", "pytest-benchmark", "hypothesis"]
-EXTRAS = {"msmon-stats": "[cpu]", "msmon-io": "[tensorboard,parquet,progress]", "msmon": "[report]"}
+EXTRAS = {"msmon-stats": "[cpu]", "msmon-io": "[tensorboard,parquet,progress]", "msmon": "[tensorboard,report]"}
 TESTS = {
     "msmon-stats": ["tests/stats/test_numpy.py"],
     "msmon-hooks": ["tests/hooks/test_doctests.py"],

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import GetAttrKey, MappingKey, SequenceKey, tree_flatten_with_path
 
 from .cases import Case
 
@@ -105,19 +104,17 @@ def expected_rows(case: Case, *, steps: int = 2, micro_steps: int = 2) -> Expect
     return expected
 
 
-def flat(value: Any) -> list[tuple[tuple[str, ...], torch.Tensor]]:
+def flat(value: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], torch.Tensor]]:
     """Tensors with the path that leads to them."""
-    leaves, _ = tree_flatten_with_path(value, is_leaf=lambda x: not isinstance(x, tuple | list | dict))
-    return [(tuple(map(_key, path)), leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _key(entry: Any) -> str:
-    if isinstance(entry, SequenceKey):
-        return str(entry.idx)
-    if isinstance(entry, MappingKey):
-        return str(entry.key)
-    assert isinstance(entry, GetAttrKey)
-    return str(entry.name)
+    if isinstance(value, torch.Tensor):
+        return [(path, value)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = list(zip(value._fields, value, strict=True))
+    elif isinstance(value, tuple | list):
+        items = list(enumerate(value))
+    else:
+        items = list(value.items()) if isinstance(value, dict) else []
+    return [leaf for key, item in items for leaf in flat(item, (*path, str(key)))]
 
 
 def norm(tensor: torch.Tensor) -> float:

@@ -19,7 +19,11 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    runner = doctest.DocTestRunner()
+    for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name)):
+        if TORCH or not any("torch" in example.source for example in test.examples):
+            runner.run(test)
+    assert runner.summarize().failed == 0
 
 
 def test_there_are_examples():

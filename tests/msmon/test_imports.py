@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import types
+from importlib.util import find_spec
 
 import pytest
 
@@ -22,11 +23,14 @@ found = [name for name in ("torch", "mindspore", "tensorboard", "pyarrow", "pand
 assert not found, found
 """
 
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
 
 def python(code, *args):
     return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, env=dict(os.environ))
 
 
+@needs_torch
 def test_no_framework_is_imported(tmp_path):
     path = tmp_path / "c.json"
     path.write_text('{"wg_distribution": true}')
@@ -38,6 +42,7 @@ def test_no_framework_is_imported(tmp_path):
     assert "AssertionError: ['torch'" in twin.stderr
 
 
+@needs_torch
 def test_the_class_of_the_imported_or_else_the_installed_framework():
     code = """
 import sys

@@ -7,26 +7,20 @@ from collections.abc import Iterable, Mapping
 
 from attrs import field, frozen
 
-SLOTS = ("input", "output", "input_grad", "output_grad")
-
 
 @frozen(kw_only=True)
 class Selector:
     """Which elements of a module's inputs or outputs are meant.
 
     Example:
-        >>> Selector(length=2, index=1).admits("1"), Selector(length=2, index=1).admits("0")
-        (True, False)
+        >>> Selector(length=2, index=1)
+        Selector(length=2, index=1)
     """
 
     length: int | None = None
     """How many elements there should be; None: any number."""
     index: int | None = None
     """The one element that is monitored; None: all of them."""
-
-    def admits(self, first: str) -> bool:
-        """Whether the element whose path begins with ``first`` is selected."""
-        return self.index is None or first == str(self.index)
 
 
 EVERYTHING = Selector()

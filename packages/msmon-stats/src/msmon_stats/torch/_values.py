@@ -114,7 +114,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     part = getattr(tensor, "_local_tensor", None)
     part = tensor if part is None else part
     wait = getattr(part, "trigger_wait", None)
-    return part if wait is None else wait()
+    if wait is None:
+        return part
+    waited = wait()
+    # torch 2.1 gives the wrapper back, later versions what is in it.
+    return part.elem if waited is part else waited
 
 
 def read(tensor: torch.Tensor) -> Reading:

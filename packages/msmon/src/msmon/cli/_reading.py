@@ -8,8 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-INSTALL = "pip install 'msmon[report]'"
-
 
 def console() -> Console:
     """For results. Piped into a file or a pager there is no terminal whose width could be asked."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -161,9 +161,3 @@ class RowNumbers:
             return -1
         row = RowKey(kept, micro_step)
         return self._rows.setdefault(row, len(self._rows)) if self._grow else self._rows.get(row, -1)
-
-
-def joint_steps(indices: Iterable[Index]) -> Ints:
-    """The steps that any of the indices has, ascending."""
-    every: Sequence[Ints] = [index.steps for index in indices]
-    return np.unique(np.concatenate(every)) if every else np.zeros(0, dtype=np.int64)
