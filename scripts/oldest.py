@@ -83,9 +83,11 @@ def tests(python: Path, places: list[str], further: list[str]) -> int:
         capture_output=True,
         text=True,
     ).stdout
-    missing = dict(
-        re.findall(r"_ ERROR collecting (\S+) _(?:.|\n)*?ModuleNotFoundError: No module named '([^']+)'", listing)
-    )
+    missing = {}
+    for section in listing.split("_ ERROR collecting ")[1:]:
+        module = re.search(r"ModuleNotFoundError: No module named '([^']+)'", section)
+        if module is not None:
+            missing[section.split()[0]] = module[1]
     for file, module in missing.items():
         print(f"{file}: left out, it needs {module}")
     command = [str(python), "-m", "pytest", "-q", *(file for file in files if file not in missing), *further]
