@@ -20,7 +20,7 @@ from msmon_hooks.framework import Framework
 from msmon_hooks.guard import Part, logger
 from msmon_hooks.measured import Measured
 from msmon_hooks.short_names import ShortNames
-from msmon_hooks.targets import EVERYTHING, Target, Targets
+from msmon_hooks.targets import Target, Targets
 from msmon_hooks.training_forwards import TrainingForwards
 
 
@@ -31,8 +31,11 @@ class _Enter(BeforeCall):
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         owner = self.owner
-        if owner.clock.sampled:
-            owner.part.run(owner.enter, self.site, args, kwargs)
+        if owner.clock.sampled and owner.part.enabled:
+            try:
+                owner.enter(self.site, args, kwargs)
+            except Exception as error:
+                owner.part.fail(error)
 
 
 class _Leave(AfterCall):
@@ -42,8 +45,11 @@ class _Leave(AfterCall):
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         owner = self.owner
-        if owner.clock.sampled:
-            owner.part.run(owner.leave, self.site, output)
+        if owner.clock.sampled and owner.part.enabled:
+            try:
+                owner.leave(self.site, output)
+            except Exception as error:
+                owner.part.fail(error)
 
 
 class _OpenCalls(threading.local):
@@ -162,9 +168,11 @@ class ModuleHooks:
         length, positional = len(args) + len(kwargs), len(args)
         if self._forward and not again:
             chosen = self._chosen(site, "input", leaves, length, positional)
-            call.inputs = [(name, *self._description(tensor)) for name, _, tensor in chosen]
-            call.handles = self._read([t for _, _, t in chosen])
-        self._watch(call, INPUT, leaves, length, positional)
+            describe = self.framework.describe
+            call.inputs = [(name, describe(tensor)) for name, _, tensor in chosen]
+            call.handles = self._measured.handles([tensor for _, _, tensor in chosen], self._observer.measure)
+        if self._gradients is not None:
+            self._watch(self._gradients, call, INPUT, leaves, length, positional)
 
     def leave(self, site: Site, output: Any) -> None:
         """A module has run."""
@@ -181,7 +189,8 @@ class ModuleHooks:
                 self._list(call, leaves, length)
             if self._gradients is not None and not self.framework.is_recording():
                 site.pending.append(call)
-        self._watch(call, OUTPUT, leaves, length)
+        if self._gradients is not None:
+            self._watch(self._gradients, call, OUTPUT, leaves, length)
 
     def _begin(self, site: Site) -> Call:
         step, micro_step = self.clock.step, self.clock.micro_step_of(site.vpp_stage)
@@ -219,32 +228,39 @@ class ModuleHooks:
 
     def _list(self, call: Call, leaves: list[Leaf], length: int) -> None:
         chosen = self._chosen(call.site, "output", leaves, length)
-        handles = self._read([tensor for _, _, tensor in chosen])
-        refs = [self._ref(call, True, *one) for one in call.inputs]
-        refs += [self._ref(call, False, name, *self._description(tensor)) for name, _, tensor in chosen]
+        handles = self._measured.handles([tensor for _, _, tensor in chosen], self._observer.measure)
+        describe = self.framework.describe
+        refs = [self._ref(call, True, name, *description) for name, description in call.inputs]
+        refs += [self._ref(call, False, name, *describe(tensor)) for name, _, tensor in chosen]
         if refs:
-            self._observer.record(refs, call.handles + handles)
+            self._observer.record(refs, [*call.handles, *handles])
         elif not leaves:
             self._coverage.expect("actv", _shown(call.site.name), "no tensor among its inputs and outputs")
 
     def _watch(
-        self, call: Call, side: tuple[str, int], leaves: list[Leaf], length: int, positional: int | None = None
+        self,
+        gradients: ActivationGradients,
+        call: Call,
+        side: tuple[str, int],
+        leaves: list[Leaf],
+        length: int,
+        positional: int | None = None,
     ) -> None:
-        if self._gradients is None:
-            return
-        chosen = self._chosen(call.site, f"{side[0]}_grad", leaves, length, positional)
-        for index, (name, _, tensor) in enumerate(chosen):
+        slot, position = side
+        for index, (name, _, tensor) in enumerate(self._chosen(call.site, slot, leaves, length, positional)):
             if name not in call.watched and self.framework.can_have_gradient(tensor):
-                self._gradients.watch(tensor, call, name, (side[1], index))
+                gradients.watch(tensor, call, name, (position, index))
                 if not self.framework.is_recording():
                     call.watched |= {name}
 
     def _chosen(
         self, site: Site, slot: str, leaves: list[Leaf], length: int, positional: int | None = None
     ) -> list[Leaf]:
+        if site.unselective:
+            return leaves
         selector = site.target.selector(slot)
-        if selector is None or selector is EVERYTHING:
-            return leaves if selector else []
+        if selector is None:
+            return []
         chosen = selected(selector, leaves, length, positional)
         if chosen is None and slot not in site.mismatched:
             site.mismatched.add(slot)
@@ -259,19 +275,6 @@ class ModuleHooks:
                 f"{length} elements, not {selector.length}",
             )
         return chosen or []
-
-    def _read(self, tensors: list[Any]) -> list[int]:
-        handles: list[Any] = [self._measured.get(tensor) for tensor in tensors]
-        unread = [index for index, handle in enumerate(handles) if handle is None]
-        if unread:
-            for index, handle in zip(unread, self._observer.measure([tensors[i] for i in unread]), strict=True):
-                handles[index] = handle
-                self._measured.put(tensors[index], handle)
-        return handles
-
-    def _description(self, tensor: Any) -> tuple[tuple[int, ...], str, bool]:
-        framework = self.framework
-        return framework.shape(tensor), framework.dtype(tensor), framework.requires_grad(tensor)
 
     def _ref(
         self, call: Call, is_input: bool, name: str, shape: tuple[int, ...], dtype: str, requires_grad: bool

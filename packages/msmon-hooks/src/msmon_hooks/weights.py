@@ -252,17 +252,13 @@ class WeightHooks:
     ) -> None:
         if not weights:
             return
-        handles = [self._measured.get(tensor) if reuse else None for tensor in tensors]
-        unread = [index for index, handle in enumerate(handles) if handle is None]
-        if unread:
-            new = self._observer.measure([tensors[index] for index in unread], scale)
-            for index, handle in zip(unread, new, strict=True):
-                handles[index] = handle
-                if reuse:
-                    self._measured.put(tensors[index], handle)
+        if reuse:
+            handles = self._measured.handles(tensors, lambda new: self._observer.measure(new, scale))
+        else:
+            handles = self._observer.measure(tensors, scale)
         self._observer.record(
             [self._ref(data_type, weight, tensor, micro_step) for weight, tensor in zip(weights, tensors, strict=True)],
-            [handle if handle is not None else -1 for handle in handles],
+            handles,
         )
 
     def _ref(self, data_type: str, weight: Weight, tensor: Any, micro_step: int | None) -> TensorRef:
