@@ -34,6 +34,24 @@ def test_interval_start_and_times(write_config, output_dir):
     assert steps_on_disk(output_dir) == [11, 13]
 
 
+def test_current_gradients_are_unscaled(write_config, output_dir):
+    model, optimizer = build("mlp")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    config = write_config(wg_distribution=True, format="api", ops=["norm", "max", "zeros"], eps=1e-3)
+    with TrainerMon(config, params_have_main_grad=False) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        scaler.scale(model(torch.ones(3, 4)).sum()).backward()
+        gradient = model.fc1.weight.grad.div(1024)
+        before, unreduced = monitor.generate_wgrad_metrics()
+        scaler.unscale_(optimizer)
+        after, _ = monitor.generate_wgrad_metrics()
+        scaler.step(optimizer)
+    expected = [gradient.norm().item(), gradient.max().item(), (gradient.abs() < 1e-3).double().mean().item()]
+    for metrics, data_type in ((before, "grad_reduced"), (unreduced, "grad_unreduced"), (after, "grad_reduced")):
+        found = metrics[f"0:fc1.weight/rank0/{data_type}"]
+        assert [found[op] for op in ("norm", "max", "zeros")] == pytest.approx(expected, rel=1e-6)
+
+
 def test_api_format_writes_nothing_and_answers(write_config, output_dir):
     model, optimizer = build("mlp")
     config = write_config(wg_distribution=True, xy_distribution=True, format="api", ops=["norm", "shape"])

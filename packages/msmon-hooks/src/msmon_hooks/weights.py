@@ -190,6 +190,11 @@ class WeightHooks:
         found = ((weight, self._source.reduced(weight)) for weight in self._written["grad_reduced"])
         return [(weight, gradient) for weight, gradient in found if gradient is not None]
 
+    def current_scale(self) -> Any:
+        """By what :meth:`current_gradients` are multiplied, outside of the optimizer's step; None: by nothing."""
+        scale = self._source.scale()
+        return self._loss_scale.between() if scale is None else scale
+
     def _read_gradients(self) -> None:
         present = self.current_gradients()
         weights, gradients = _columns(present)
