@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
 from msmon.pytorch import TrainerMon
 
@@ -206,3 +207,20 @@ def test_a_nan_in_the_batch_is_the_first_anomaly(write_config, output_dir):
         "message",
         "group_mates",
     } <= set(first)
+
+
+def test_the_same_name_in_two_virtual_stages_counts_twice(write_config, output_dir):
+    chunks = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
+    optimizer = torch.optim.SGD([parameter for chunk in chunks for parameter in chunk.parameters()], lr=0.1)
+    config = write_config(wg_distribution=True, xy_distribution=True, all_xy=True)
+    with TrainerMon(config, params_have_main_grad=False) as monitor:
+        monitor.set_monitor(chunks, 1, optimizer)
+        # The last layer of the second stage is never called.
+        chunks[1][0](chunks[0](torch.ones(3, 4))).sum().backward()
+        optimizer.step()
+    (path,) = output_dir.glob("*-rank0-*/coverage.json")
+    found = json.loads(path.read_text())
+    assert (found["expected"]["grad_reduced"], found["seen"]["grad_reduced"]) == (8, 6)
+    missing = {(entry["data_type"], entry["name"]) for entry in found["missing"]}
+    assert {("grad_reduced", "1:1.weight"), ("grad_reduced", "1:1.bias")} <= missing
+    assert not {name for _, name in missing if name.startswith("0:")}

@@ -106,7 +106,7 @@ class WeightHooks:
     def _expect(self, data_type: str) -> None:
         for weight in self._written[data_type]:
             reason = _MISSING[data_type] if weight.parameter.requires_grad else "frozen"
-            self._coverage.expect(data_type, weight.name, reason)
+            self._coverage.expect(data_type, weight.name, reason, stage=weight.vpp_stage)
 
     @property
     def wants_gradients(self) -> bool:
@@ -237,7 +237,7 @@ class WeightHooks:
             if name not in kept and self._written[name]:
                 self._coverage.note(f"{name}: {type(self._source.optimizer).__name__} keeps no such state")
                 for weight in self._written[name]:
-                    self._coverage.withdraw(name, weight.name)
+                    self._coverage.withdraw(name, weight.name, stage=weight.vpp_stage)
 
     def _read_weights(self, data_type: str) -> None:
         trained = [weight for weight in self._written[data_type] if weight.parameter.requires_grad]
