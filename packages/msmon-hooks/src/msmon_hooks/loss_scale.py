@@ -13,3 +13,6 @@ class LossScale(Protocol):
 
     def at_step(self) -> Any:
         """By what the gradients are still multiplied that the optimizer's step is given; None: by nothing."""
+
+    def between(self) -> Any:
+        """By what the gradients are multiplied that stand in the parameters outside of a step; None: by nothing."""

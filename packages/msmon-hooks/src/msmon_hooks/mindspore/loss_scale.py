@@ -57,6 +57,9 @@ class LossScale:
         """By what the gradients are multiplied that the optimizer is called with."""
         return self._fixed
 
+    def between(self) -> Any:
+        """Gradients stand nowhere outside of a step."""
+
     def step_ends(self) -> None:
         """The next loss may be one that nobody scales."""
         self._current = None

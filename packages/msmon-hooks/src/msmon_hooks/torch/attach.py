@@ -300,7 +300,8 @@ class Attachment:
         taken, left_out = split_by_request(self.weights, request.targets, self._source.trains)
         for weight, reason in left_out:
             for data_type in wanted:
-                self._coverage.explain(data_type, self._weight_names(weight.vpp_stage, weight.name), reason)
+                name = self._weight_names(weight.vpp_stage, weight.name)
+                self._coverage.explain(data_type, name, reason, stage=weight.vpp_stage)
         taken = self._shortened(taken)
         if request.weight_gradients or request.moments or request.weights:
             self.weight_hooks = None

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from msmon_hooks.guard import Part
 from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Registrations
@@ -33,6 +35,10 @@ class OptimizerSteps:
         self._begins = begins
         self._evaluated = evaluated
         self._ends = ends
+        # A compiled step must not trace what the monitor does: each new number would be compiled again.
+        self.before = torch.compiler.disable(self._before)
+        self.after = torch.compiler.disable(self._after)
+        self.evaluated = torch.compiler.disable(self._evaluate)
 
     def attach(self, optimizer: Any, registrations: Registrations) -> None:
         """By the optimizer's own hooks, which draw no warning from schedulers; else by wrapping the instance's
@@ -47,7 +53,7 @@ class OptimizerSteps:
     def _stop(self) -> None:
         self.active = False
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """A step begins; returns other arguments where there is a closure."""
         self._part.run(self._begins)
         closure = kwargs.get("closure", args[0] if args else None)
@@ -57,17 +63,20 @@ class OptimizerSteps:
         watched = self._watched(closure)
         return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((watched, *args[1:]), kwargs)
 
-    def after(self, result: Any = None) -> None:
+    def _after(self, result: Any = None) -> None:
         """A step has ended."""
         self.count += 1
         self._ends(result)
+
+    def _evaluate(self) -> None:
+        if self.active:
+            self._part.run(self._evaluated)
 
     def _watched(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(closure)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
-            if self.active:
-                self._part.run(self._evaluated)
+            self.evaluated()
             return loss
 
         return evaluate
