@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from attrs import frozen
@@ -42,6 +43,7 @@ def language_loss(model: nn.Module) -> torch.Tensor:
 
 
 def gpt2() -> nn.Module:
+    pytest.importorskip("transformers")
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(**TEXT, n_positions=16, n_embd=16, n_layer=2, n_head=2))
@@ -59,6 +61,7 @@ def _checkpointed(reentrant: bool) -> Callable[[], nn.Module]:
 
 
 def llama() -> nn.Module:
+    pytest.importorskip("transformers")
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -66,6 +69,7 @@ def llama() -> nn.Module:
 
 
 def mixtral() -> nn.Module:
+    pytest.importorskip("transformers")
     from transformers import MixtralConfig, MixtralForCausalLM
 
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -75,6 +79,7 @@ def mixtral() -> nn.Module:
 
 
 def t5() -> nn.Module:
+    pytest.importorskip("transformers")
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
@@ -82,6 +87,7 @@ def t5() -> nn.Module:
 
 
 def bert() -> nn.Module:
+    pytest.importorskip("transformers")
     from transformers import BertConfig, BertForSequenceClassification
 
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -89,6 +95,7 @@ def bert() -> nn.Module:
 
 
 def vit() -> nn.Module:
+    pytest.importorskip("transformers")
     from transformers import ViTConfig, ViTForImageClassification
 
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -232,6 +239,7 @@ def _replica(module: nn.Module) -> nn.Module:
 
 
 def lora() -> nn.Module:
+    pytest.importorskip("peft")
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(gpt2(), LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True))

@@ -27,6 +27,10 @@ MONITORS = {
 }
 
 
+ONE = torch.ones(1)
+FOLLOWS_STORAGES = pytest.mark.skipif(
+    ONE.untyped_storage() is not ONE.untyped_storage(), reason="torch 2.1 makes an object of a storage each time"
+)
 STATISTICS = ("wg_distribution", "param_distribution", "mv_distribution", "xy_distribution", "all_xy")
 
 
@@ -165,6 +169,7 @@ def peak_memory(model, optimizer, steps: int = 3) -> int:
     return peak.peak
 
 
+@FOLLOWS_STORAGES
 @pytest.mark.parametrize("task", ["wg_distribution", "param_distribution", "mv_distribution", "xy_distribution", "all"])
 def test_peak_tensor_memory(task, monitor):
     unmonitored = peak_memory(*model_and_optimizer(64, 6))

@@ -14,6 +14,9 @@ from msmon_stats import features
 from .cases import CASES, Experts, Sequence, gpt2, llama
 from .recorder import Monitored
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+FUSED = pytest.mark.skipif(VERSION < (2, 4), reason="fused optimizers need a GPU before torch 2.4")
+
 
 def mlp() -> nn.Sequential:
     torch.manual_seed(0)
@@ -90,7 +93,7 @@ def test_direction_of_a_sparse_gradient():
 # Histograms of Adam's update
 
 
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, pytest.param({"fused": True}, marks=FUSED)])
 def test_adam_histograms(options):
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, betas=(0.8, 0.9), **options)

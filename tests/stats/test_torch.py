@@ -120,8 +120,11 @@ class TestTorchCompiled(TensorConformance):
     def test_several_devices_are_refused(self):
         from torch._subclasses import FakeTensorMode
 
-        with FakeTensorMode():
-            elsewhere = torch.empty(3, device="meta").to("cuda") if torch.version.cuda else torch.ones(3, device="cuda")
+        try:
+            with FakeTensorMode():
+                elsewhere = torch.ones(3, device="cuda")
+        except RuntimeError as error:
+            pytest.skip(f"older builds for CUDA make no such tensor without a GPU: {error}")
         with pytest.raises((ValueError, msmon_stats.UnsupportedTensorError)):
             msmon_stats.partial_many([torch.ones(3), elsewhere])
 
