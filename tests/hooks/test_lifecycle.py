@@ -232,6 +232,19 @@ def test_an_optimizer_without_hooks(kind):
     assert len(monitored.recorder.events) == 2
 
 
+def test_steps_of_a_compiled_model():
+    """torch.compile of torch 2.1 keeps optimizers from running their hooks."""
+    compiled = torch.compile(nn.Linear(2, 1), backend="eager")
+    optimizer = torch.optim.Adam(compiled.parameters())
+    with Monitored(compiled, optimizer, weight_gradients=True) as monitored:
+        for _ in range(2):
+            compiled(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    steps = {(row[1], row[2]) for row in monitored.recorder.rows if row[0] == "grad_reduced"}
+    assert steps == {("weight", 0), ("weight", 1), ("bias", 0), ("bias", 1)}
+
+
 def test_schedulers_draw_no_warning():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

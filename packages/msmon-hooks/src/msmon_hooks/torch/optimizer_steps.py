@@ -89,9 +89,15 @@ def _runs_hooks(optimizer: Any) -> bool:
     """Whether calling ``step`` runs the hooks that ``register_step_pre_hook`` takes.
 
     ``Optimizer.__init__`` wraps the class's ``step`` for that and marks it; wrappers that only inherit from
-    ``Optimizer`` do not call it.
+    ``Optimizer`` do not call it. ``torch.compile`` of torch 2.1 takes torch's wrapper off and leaves the mark.
     """
-    return hasattr(optimizer, "register_step_pre_hook") and bool(getattr(type(optimizer).step, "hooked", False))
+    step = getattr(type(optimizer), "step", None)
+    if not hasattr(optimizer, "register_step_pre_hook") or not getattr(step, "hooked", False):
+        return False
+    runs_hooks = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
+    while step is not None and getattr(step, "__code__", None) is not runs_hooks:
+        step = getattr(step, "__wrapped__", None)
+    return step is not None
 
 
 class _Step:
