@@ -71,7 +71,7 @@ class ActivationGradients:
         self._hooked = Measured(framework)
         self._measured = Measured(framework)
         self._refs = RefCache()
-        self._expected: set[str] = set()
+        self._expected: set[tuple[int, str]] = set()
         self._leaf_handles: list[Any] = []
 
     def watch(self, tensor: Any, call: Call, name: str, position: tuple[int, int]) -> None:
@@ -88,9 +88,10 @@ class ActivationGradients:
                 self._leaf_handles.append(handle)
             self._hooked.put(tensor, hook)
         hook.uses.append((call, name, position))
-        if name not in self._expected and self._framework.requires_grad(tensor):
-            self._expected.add(name)
-            self._coverage.expect("actv_grad", name, "no gradient reached it")
+        key = call.site.vpp_stage, name
+        if key not in self._expected and self._framework.requires_grad(tensor):
+            self._expected.add(key)
+            self._coverage.expect("actv_grad", name, "no gradient reached it", stage=call.site.vpp_stage)
 
     def read(self, uses: list[tuple[Call, str, tuple[int, int]]], gradient: Any) -> None:
         """The gradient has been computed."""

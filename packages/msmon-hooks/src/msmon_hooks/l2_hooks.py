@@ -100,7 +100,7 @@ class L2Hooks:
                 self._report_unmatched(kind, targets, [name for _, name in modules])
 
     def _add(self, use: _Use) -> None:
-        self._coverage.expect(use.kind, l2_name(use.kind, use.name), NOT_FIRED)
+        self._coverage.expect(use.kind, l2_name(use.kind, use.name), NOT_FIRED, stage=use.vpp_stage)
         if use.kind in _OF_WEIGHTS:
             self._weights.append(use)
             return
@@ -158,7 +158,7 @@ class L2Hooks:
     def _refuse(self, use: _Use, reason: str) -> None:
         use.enabled = False
         name = l2_name(use.kind, use.name)
-        self._coverage.explain(use.kind, name, reason)
+        self._coverage.explain(use.kind, name, reason, stage=use.vpp_stage)
         logger.warning("l2_targets.%s: %s cannot be computed: %s", use.kind, name, reason)
 
     def _detach(self) -> None:

@@ -19,6 +19,9 @@ class LossScale(Protocol):
     def at_step(self) -> Any:
         """By what the gradients are still multiplied that the optimizer's step is given; None: by nothing."""
 
+    def between(self) -> Any:
+        """By what the gradients are multiplied that stand in the parameters outside of a step; None: by nothing."""
+
     def found_inf(self) -> Any:
         """While an optimizer steps that skips updates by itself: a tensor with one number that is greater than 0 if it
         skips this one; else None."""

@@ -125,7 +125,7 @@ class ModuleHooks:
                 calls.remove(hooked.module, hooked.enter)
                 calls.remove(hooked.module, hooked.leave)
                 if not hooked.enter.site.called:
-                    self._coverage.explain(self._data_type, _shown(hooked.enter.site.name), "removed from the model")
+                    self._explain(hooked.enter.site, "removed from the model")
         for key, (module, target) in wanted.items():
             if key in self._hooked:
                 continue
@@ -137,7 +137,10 @@ class ModuleHooks:
             if not site.called:
                 why = unseen.get(id(module))
                 reason = NOT_FIRED if why is None else f"{NOT_FIRED}: {why}"
-                self._coverage.explain(self._data_type, _shown(site.name), reason)
+                self._explain(site, reason)
+
+    def _explain(self, site: Site, reason: str) -> None:
+        self._coverage.explain(self._data_type, _shown(site.name), reason, stage=site.vpp_stage)
 
     def close(self) -> None:
         """Let go of the model and forget what was read."""
@@ -201,7 +204,7 @@ class ModuleHooks:
             site.calls += 1
         if not site.called:
             site.called = True
-            self._coverage.withdraw(self._data_type, _shown(site.name))
+            self._coverage.withdraw(self._data_type, _shown(site.name), stage=site.vpp_stage)
         parent = self._open.first[-1] if self._open.first else None
         return Call(site, step, micro_step, number, parent, self.framework.segment_number())
 
@@ -235,7 +238,8 @@ class ModuleHooks:
         if refs:
             self._observer.record(refs, [*call.handles, *handles])
         elif not leaves:
-            self._coverage.expect("actv", _shown(call.site.name), "no tensor among its inputs and outputs")
+            reason = "no tensor among its inputs and outputs"
+            self._coverage.expect("actv", _shown(call.site.name), reason, stage=call.site.vpp_stage)
 
     def _watch(
         self,
@@ -267,7 +271,7 @@ class ModuleHooks:
             side = slot.removesuffix("_grad")
             data_type = "actv" if slot == side else "actv_grad"
             wanted = f"{length} elements, not the {selector.length} that targets says"
-            self._coverage.explain(data_type, f"{site.name}.{side}", wanted)
+            self._coverage.explain(data_type, f"{site.name}.{side}", wanted, stage=site.vpp_stage)
             logger.warning(
                 "targets: %s of %s has %s: not monitored",
                 slot,

@@ -76,6 +76,11 @@ class OptimizerSteps:
         watched = self._watched(closure)
         return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((watched, *args[1:]), kwargs)
 
+    def evaluated(self) -> None:
+        """A closure has computed the gradients."""
+        if self.active:
+            self._part.run(self._evaluated)
+
     def after(self, result: Any = None) -> None:
         """A step has ended."""
         self.count += 1
@@ -85,8 +90,7 @@ class OptimizerSteps:
         @functools.wraps(closure)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
-            if self.active:
-                self._part.run(self._evaluated)
+            self.evaluated()
             return loss
 
         return evaluate

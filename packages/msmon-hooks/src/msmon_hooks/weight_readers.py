@@ -88,7 +88,8 @@ class WeightReaders:
         taken, left_out = split_by_request(weights, request.targets, source.trains)
         for weight, reason in left_out:
             for data_type in wanted:
-                coverage.explain(data_type, names(weight.vpp_stage, weight.name), reason)
+                name = names(weight.vpp_stage, weight.name)
+                coverage.explain(data_type, name, reason, stage=weight.vpp_stage)
         common: dict[str, Any] = {
             "framework": framework,
             "weights": shortened(taken, names),

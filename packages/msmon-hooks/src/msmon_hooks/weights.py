@@ -106,7 +106,7 @@ class WeightHooks:
     def _expect(self, data_type: str) -> None:
         for weight in self._written[data_type]:
             reason = _MISSING[data_type] if weight.parameter.requires_grad else "frozen"
-            self._coverage.expect(data_type, weight.name, reason)
+            self._coverage.expect(data_type, weight.name, reason, stage=weight.vpp_stage)
 
     @property
     def wants_gradients(self) -> bool:
@@ -189,6 +189,11 @@ class WeightHooks:
         found = ((weight, self._source.reduced(weight)) for weight in self._written["grad_reduced"])
         return [(weight, gradient) for weight, gradient in found if gradient is not None]
 
+    def current_scale(self) -> Any:
+        """By what :meth:`current_gradients` are multiplied, outside of the optimizer's step; None: by nothing."""
+        scale = self._source.scale()
+        return self._loss_scale.between() if scale is None else scale
+
     def _read_gradients(self) -> None:
         present = self.current_gradients()
         weights, gradients = _columns(present)
@@ -231,7 +236,7 @@ class WeightHooks:
             if name not in kept and self._written[name]:
                 self._coverage.note(f"{name}: {type(self._source.optimizer).__name__} keeps no such state")
                 for weight in self._written[name]:
-                    self._coverage.withdraw(name, weight.name)
+                    self._coverage.withdraw(name, weight.name, stage=weight.vpp_stage)
 
     def _read_weights(self, data_type: str) -> None:
         trained = [weight for weight in self._written[data_type] if weight.parameter.requires_grad]

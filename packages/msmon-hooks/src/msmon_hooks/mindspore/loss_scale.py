@@ -63,6 +63,9 @@ class LossScale:
         """By what the gradients are multiplied that the optimizer is called with."""
         return self._fixed
 
+    def between(self) -> Any:
+        """Gradients stand nowhere outside of a step."""
+
     def found_inf(self) -> None:
         """MindSpore's optimizers skip no updates by themselves."""
 

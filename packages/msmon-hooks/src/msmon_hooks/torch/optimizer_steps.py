@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from msmon_hooks import optimizer_steps
 from msmon_hooks.hooks import Hook
 from msmon_hooks.optimizer_steps import Arguments
@@ -21,6 +23,23 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
             registrations.add(optimizer.register_step_post_hook(_After(self)))
         else:
             super().hook(optimizer, registrations)
+
+    # A compiled step must not trace what the monitor does: each new number would be compiled again.
+
+    @torch.compiler.disable
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """A step begins; returns other arguments where there is a closure."""
+        return super().before(args, kwargs)
+
+    @torch.compiler.disable
+    def evaluated(self) -> None:
+        """A closure has computed the gradients."""
+        super().evaluated()
+
+    @torch.compiler.disable
+    def after(self, result: Any = None) -> None:
+        """A step has ended."""
+        super().after(result)
 
 
 def _runs_hooks(optimizer: Any) -> bool:
