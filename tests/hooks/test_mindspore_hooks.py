@@ -17,6 +17,7 @@ from msmon_hooks.mindspore import attach
 from msmon_hooks.mindspore.adam import AdamGroups
 from msmon_hooks.mindspore.module_calls import ModuleCalls
 from msmon_hooks.mindspore.moments import Moments
+from msmon_hooks.modules import ModuleHooks
 from msmon_hooks.parameters import Weight
 
 
@@ -379,6 +380,22 @@ def test_a_hook_that_fails_ends_alone_and_copies_carry_nothing():
     hooks.close()
     assert "activations: switched off after OSError: no" in coverage.to_dict()["notes"]
     assert not any(key.startswith("_msmon") for key in vars(model))
+
+
+def test_a_part_that_cannot_be_set_ends_alone(monkeypatch):
+    def refuse(*args):
+        raise OSError("no")
+
+    monkeypatch.setattr(ModuleHooks, "attach", refuse)
+    model = nn.Dense(3, 2)
+    coverage = Coverage()
+    recorder, hooks = hooked(model, sgd(model), coverage=coverage, **ALL)
+    step(model, hooks._optimizer, some(4, 3))
+    hooks.close()
+    assert "activations: switched off after OSError: no" in coverage.to_dict()["notes"]
+    assert recorder.names("grad_unreduced")
+    assert not recorder.names("actv")
+    assert recorder.names("grad_reduced") == recorder.names("param_updated") == ["weight", "bias"]
 
 
 def test_two_attachments_give_everything_back_in_any_order():
