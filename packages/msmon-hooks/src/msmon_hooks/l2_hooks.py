@@ -109,9 +109,7 @@ class L2Hooks:
         self._hooked.append((use.module, hook))
 
     def _report_unmatched(self, kind: str, targets: Targets, known: list[str]) -> None:
-        for name, near in targets.unmatched(known).items():
-            text = f"l2_targets.{kind}: nothing in the model is called {name!r}"
-            text += f"; near: {', '.join(near)}" if near else ""
+        for text in targets.unmatched(f"l2_targets.{kind}", known):
             if text not in self._reported:
                 self._reported.add(text)
                 logger.warning("%s", text)

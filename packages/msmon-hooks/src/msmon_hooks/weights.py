@@ -178,7 +178,6 @@ class WeightHooks:
         self._measured.clear()
         self._accumulations.clear()
         self._unreduced.clear()
-        self._source.step_ends()
 
     @property
     def reduces(self) -> bool:
