@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -55,6 +55,7 @@ class TestNumpyOperators(ArrayConformance):
 class TestNumpyCompiled(ArrayConformance):
     kernel = "cpu"
 
+    @settings(suppress_health_check=[HealthCheck.too_slow])  # it is no finding that the machine is busy
     @given(
         values=arrays.arrays(
             dtype=st.sampled_from(["f4", "f8", "f2", "i4", "u1"]), shape=st.integers(0, 300), fill=st.nothing()

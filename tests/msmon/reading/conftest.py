@@ -33,6 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def _train(directory: Path, name: str) -> Path:
+    pytest.importorskip("torch")
     from . import training  # not above: this file is also read in the environment without torch
 
     if name in CHANGED:
