@@ -30,14 +30,19 @@ class TestSpike:
             log = math.log(abs(value))
             recent = np.array(past[-window:], dtype=np.float32).astype(float)
             if len(recent) == window:
-                sigma = 1.4826 * np.median(np.abs(recent - np.median(recent))) + floor
+                half = window // 2
+                slope = (np.median(recent[half:]) - np.median(recent[:half])) / half
+                flat = recent - slope * np.arange(window)
+                plain, trend = (1.4826 * np.median(np.abs(r - np.median(r))) for r in (recent, flat))
+                sigma = min(plain, trend + 2 * abs(slope)) + floor
                 if max(log - recent.max(), recent.min() - log) > threshold * sigma:
                     fired.append(step)
             past.append(log)
         return fired
 
     @pytest.mark.parametrize(
-        ("tag", "floor"), [("t", 0.02), ("w/param_origin", 0.005), ("w/param_updated", 0.005), ("w/exp_avg", 0.02)]
+        ("tag", "floor"),
+        [("t", 0.02), ("w/param_origin", 0.005), ("w/param_updated", 0.005), ("w/exp_avg", 0.1), ("w/exp_avg_sq", 0.1)],
     )
     def test_agrees_with_its_definition(self, tag, floor):
         generator = np.random.default_rng(3)
@@ -67,7 +72,10 @@ class TestSpike:
             assert fired[tensor] == self.reference(series[:, tensor], 0.02)
 
     def test_trends_and_lasting_changes(self):
-        assert fired_at(AnomalySpike(), 1.05 ** np.arange(100)) == []
+        for growth in (1.05, 0.7, 3.0):
+            trend = growth ** np.arange(100.0)
+            assert fired_at(AnomalySpike(), trend) == []
+            assert fired_at(AnomalySpike(), [*trend[:60], trend[60] * growth**30]) == [60]
         assert fired_at(AnomalySpike(), [1.0] * 40 + [50.0] * 40) == [40]
         assert fired_at(AnomalySpike(), [1.0] * 40 + [0.02] * 40) == [40]
 
@@ -86,6 +94,16 @@ class TestSpike:
             monitor.observe(step, ["t"], ["zeros"], [[0.1]])
         (alert,) = monitor.observe(40, ["t"], ["zeros"], [[0.8]])
         assert alert.history == pytest.approx(0.1)
+
+    def test_outliers_of_activations(self):
+        for stat in ("min", "max"):
+            values = [2 - step % 2 / 10 for step in range(40)]
+            for sign in (1, -1):
+                outlier = [sign * value for value in [*values, 20]]
+                assert fired_at(AnomalySpike(), outlier, stat=stat, tag="0:fc.output:0/rank0/actv") == [40]
+                assert fired_at(AnomalySpike(), outlier, stat=stat, tag="0:fc.weight/rank0/grad_reduced") == []
+            relu = [0.0] * 41
+            assert fired_at(AnomalySpike(), relu, stat=stat, tag="0:fc.output:0/rank0/actv") == []
 
     def test_integers_are_not_judged(self):
         for stat in ("norm", "rms", "zeros", "min", "max", "mean"):

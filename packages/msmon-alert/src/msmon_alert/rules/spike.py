@@ -19,9 +19,12 @@ _TO_SIGMA = 1.4826
 _SMALLEST_SIGMA = 0.02
 _SMALLEST_SIGMA_OF_WEIGHTS = 0.005
 """A step moves a weight by a fraction of a percent, so a jump of a few percent is news."""
-_SMALLEST_SIGMA_OF_SHARES = 0.03
-"""`zeros` moves in steps: one unit of a layer more or less."""
-_JUDGED = frozenset({"norm", "rms", "zeros"})
+_SMALLEST_SIGMA_OF_MOMENTS = 0.1
+"""One large gradient among many, nothing new by itself, moves a moment at once and for long."""
+_SMALLEST_SIGMA_IN_STEPS = 0.03
+"""`zeros` moves by one unit of a layer, `min` and `max` from one element to another."""
+_SIZES = frozenset({"norm", "rms"})
+_OUTLIERS = frozenset({"min", "max"})
 
 
 @attrs.frozen
@@ -29,16 +32,20 @@ class AnomalySpike(ColumnRule):
     """Fires when a value lies outside the range of the last `window` values by more than `threshold` robust sigmas.
 
     Everything is taken of the logarithm, so the same rule serves weights, gradients and moments of any size, and a
-    rise by ten counts as much as a fall to a tenth. One sigma is 1.4826 times the median absolute deviation of the
-    window, plus 0.02 (two percent), so that a series that hardly moves does not alarm at nothing; plus 0.005 for
-    weights, which move that little, and 0.03 for `zeros`, which moves in steps. The distance is counted from the
-    nearest value of the window rather than from its median, so a trend and a known swing are quiet, and a lasting
-    change alarms once. The rule keeps quiet until the window is full.
+    rise by ten counts as much as a fall to a tenth. The distance is counted from the nearest value of the window rather
+    than from its median, so a known swing is quiet, and a lasting change alarms once. The rule keeps quiet until the
+    window is full.
 
-    It judges `norm`, `rms` and, as the share of elements that are *not* zero, `zeros`. Integer tensors are not judged,
-    since masks and positions change as the batches do; token ids of a broken batch show in `zeros` of the embedding's
-    gradient. `zeros` of a second moment is passed over too: nearly all of its elements are always small. A value of
-    exactly 0 has no logarithm: `AnomalyVanish` and `AnomalyDead` are for it.
+    One sigma is 1.4826 times the median absolute deviation of the window; where the window has a trend (from the median
+    of its first half to that of its second), that of the deviations from the trend, plus twice the trend's slope, if
+    this is less. To it comes a lower bound, so that a series that hardly moves does not alarm at nothing: 0.02 (two
+    percent); 0.005 for weights, which move that little; 0.1 for moments, which one large gradient moves; 0.03 for
+    `zeros`, `min` and `max`, which move in steps.
+
+    It judges `norm`, `rms`, as the share of elements that are *not* zero `zeros`, and of activations (`actv`) the
+    outliers too, `min` and `max`. Integer tensors are not judged, since masks and positions change as the batches do;
+    token ids of a broken batch show in the embedding. `zeros` of a second moment is passed over too: nearly all of its
+    elements are always small. A value of exactly 0 has no logarithm: `AnomalyVanish` and `AnomalyDead` are for it.
 
     *What it means for training*: something changed from one step to the next: a loss spike, a corrupted batch, a weight
     or moment that was overwritten, a learning rate that jumped, half-precision gradients that underflow.
@@ -73,7 +80,7 @@ class AnomalySpike(ColumnRule):
         return (self.window,) if field == "logs" else ()
 
     def applies(self, stat: str) -> bool:
-        return stat in _JUDGED
+        return stat in _SIZES or stat in _OUTLIERS or stat == "zeros"
 
     def check_column(
         self, stat: str, values: Floats, history: Mapping[str, Array], batch: Batch
@@ -82,6 +89,8 @@ class AnomalySpike(ColumnRule):
         used = np.isfinite(size) & (size > 0) & ~batch.discrete
         if stat == "zeros":
             used &= ~batch.layout.mask("exp_avg_sq")
+        elif stat in _OUTLIERS:
+            used &= batch.layout.mask("actv")
         if not used.any():
             return np.zeros(len(values), dtype=np.bool_), None
         seen, logs = history["seen"], history["logs"]
@@ -103,23 +112,40 @@ class AnomalySpike(ColumnRule):
         rows = np.flatnonzero(used & far & (seen >= self.window))
         if not len(rows):
             return fired, centre
-        window = logs[rows].astype(np.float64)
+        in_order = (seen[rows, None] + np.arange(self.window)) % self.window
+        window = logs[rows[:, None], in_order].astype(np.float64)
         value = log[rows]
         beyond = np.maximum(value - np.max(window, axis=1), np.min(window, axis=1) - value)
         near = beyond > self.threshold * smallest[rows]
         rows, window, beyond = rows[near], window[near], beyond[near]
         if not len(rows):
             return fired, centre
-        median = np.median(window, axis=1)
-        sigma = _TO_SIGMA * np.median(np.abs(window - median[:, None]), axis=1) + smallest[rows]
-        fired[rows] = beyond > self.threshold * sigma
-        centre[rows] = median
+        fired[rows] = beyond > self.threshold * (_sigma(window) + smallest[rows])
+        centre[rows] = np.median(window, axis=1)
         return fired, centre
+
+
+def _deviation(values: Floats) -> Floats:
+    """[n] of [n, window]: robust standard deviation."""
+    return np.asarray(_TO_SIGMA * np.median(np.abs(values - np.median(values, axis=1, keepdims=True)), axis=1))
+
+
+def _sigma(window: Floats) -> Floats:
+    """[n] of [n, window], oldest value first: the smaller of the deviations from the median and from the trend."""
+    half = window.shape[1] // 2
+    slope = (np.median(window[:, -half:], axis=1) - np.median(window[:, :half], axis=1)) / (window.shape[1] - half)
+    around_trend = _deviation(window - slope[:, None] * np.arange(window.shape[1])) + 2 * np.abs(slope)
+    sigma: Floats = np.minimum(_deviation(window), around_trend)
+    return sigma
 
 
 def _smallest_sigma(stat: str, batch: Batch) -> Floats:
     """[n], the lower bound of sigma."""
-    if stat == "zeros":
-        return np.full(len(batch.values), _SMALLEST_SIGMA_OF_SHARES)
-    weights = batch.layout.mask("param_origin") | batch.layout.mask("param_updated")
-    return np.where(weights, _SMALLEST_SIGMA_OF_WEIGHTS, _SMALLEST_SIGMA)
+    if stat not in _SIZES:
+        return np.full(len(batch.values), _SMALLEST_SIGMA_IN_STEPS)
+    mask = batch.layout.mask
+    return np.select(
+        [mask("param_origin") | mask("param_updated"), mask("exp_avg") | mask("exp_avg_sq")],
+        [_SMALLEST_SIGMA_OF_WEIGHTS, _SMALLEST_SIGMA_OF_MOMENTS],
+        _SMALLEST_SIGMA,
+    )
