@@ -67,5 +67,5 @@ def test_a_training_from_a_snapshot_is_the_same_as_one_from_the_first_step(tmp_p
         path = tmp_path / name / f"mlp-corrupted_batch-{SEED}" / "anomaly_detected" / "rank0" / "anomaly.json"
         found.append(json.loads(path.read_text()))
     whole, short = found
-    assert len(whole) > 100
+    assert len(whole) > 10
     assert whole == short

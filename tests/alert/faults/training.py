@@ -24,6 +24,7 @@ RECOMMENDED = [
     {"rule_name": "AnomalyNan"},
     {"rule_name": "AnomalyVanish"},
     {"rule_name": "AnomalyDead"},
+    {"rule_name": "AnomalyConstant"},
     {"rule_name": "AnomalySpike"},
     {"rule_name": "AnomalyFrozen"},
     {"rule_name": "AnomalyOverwritten"},

@@ -22,7 +22,9 @@ _SMALLEST_SIGMA_OF_WEIGHTS = 0.005
 _SMALLEST_SIGMA_OF_MOMENTS = 0.1
 """One large gradient among many, nothing new by itself, moves a moment at once and for long."""
 _SMALLEST_SIGMA_IN_STEPS = 0.03
-"""`zeros` moves by one unit of a layer, `min` and `max` from one element to another."""
+"""`zeros` moves by one unit of a layer, `min` and `max` of activations from one element to another."""
+_SMALLEST_SIGMA_OF_WEIGHTS_OUTLIERS = 0.01
+"""A step moves the largest weight by hardly more than the learning rate."""
 _SIZES = frozenset({"norm", "rms"})
 _OUTLIERS = frozenset({"min", "max"})
 
@@ -40,10 +42,12 @@ class AnomalySpike(ColumnRule):
     of its first half to that of its second), that of the deviations from the trend, plus twice the trend's slope, if
     this is less. To it comes a lower bound, so that a series that hardly moves does not alarm at nothing: 0.02 (two
     percent); 0.005 for weights, which move that little; 0.1 for moments, which one large gradient moves; 0.03 for
-    `zeros`, `min` and `max`, which move in steps.
+    `zeros`, `min` and `max`, which move in steps, and 0.01 for `min` and `max` of weights.
 
-    It judges `norm`, `rms`, as the share of elements that are *not* zero `zeros`, and of activations (`actv`) the
-    outliers too, `min` and `max`. Integer tensors are not judged, since masks and positions change as the batches do;
+    It judges `norm`, `rms`, as the share of elements that are *not* zero `zeros`, and of activations (`actv`) and
+    weights after the step (`param_updated`) the outliers too: `min` and `max`, these when they rise, since they may
+    fall through zero in health. The same is so for the norm of a single number, where the table tells by `min` being
+    `max`. Integer tensors are not judged, since masks and positions change as the batches do;
     token ids of a broken batch show in the embedding. `zeros` of a second moment is passed over too: nearly all of its
     elements are always small. A value of exactly 0 has no logarithm: `AnomalyVanish` and `AnomalyDead` are for it.
 
@@ -90,32 +94,39 @@ class AnomalySpike(ColumnRule):
         if stat == "zeros":
             used &= ~batch.layout.mask("exp_avg_sq")
         elif stat in _OUTLIERS:
-            used &= batch.layout.mask("actv")
+            used &= batch.layout.mask("actv") | batch.layout.mask("param_updated")
         if not used.any():
             return np.zeros(len(values), dtype=np.bool_), None
         seen, logs = history["seen"], history["logs"]
         log = np.log(np.where(used, size, 1.0))
-        fired, centre = self._outside(log, used, seen, logs, _smallest_sigma(stat, batch))
+        may_fall = np.zeros(len(log), dtype=np.bool_) if stat in _OUTLIERS else ~_single_numbers(batch)
+        fired, centre = self._outside(log, used, may_fall, seen, logs, _smallest_sigma(stat, batch))
         positions = np.flatnonzero(used)
         logs[positions, seen[positions] % self.window] = log[positions]
         seen += used
         middle = np.exp(centre)
         return fired, 1 - middle if stat == "zeros" else middle
 
-    def _outside(self, log: Floats, used: Bools, seen: Array, logs: Array, smallest: Floats) -> tuple[Bools, Floats]:
-        """Where the value is too far outside its window, [n], and the median of the windows that were looked at."""
+    def _outside(
+        self, log: Floats, used: Bools, may_fall: Bools, seen: Array, logs: Array, smallest: Floats
+    ) -> tuple[Bools, Floats]:
+        """Where the value is too far outside its window, [n], and the median of the windows that were looked at.
+
+        A fall counts where `may_fall` is set.
+        """
         fired = np.zeros(len(log), dtype=np.bool_)
         centre = np.full(len(log), np.nan)
         last = logs[np.arange(len(log)), (seen - 1) % self.window]
         # The last value is in the window and sigma has a lower bound, so most rows are done after one comparison.
-        far = np.abs(log - last) > self.threshold * smallest
+        far = np.where(may_fall, np.abs(log - last), log - last) > self.threshold * smallest
         rows = np.flatnonzero(used & far & (seen >= self.window))
         if not len(rows):
             return fired, centre
         in_order = (seen[rows, None] + np.arange(self.window)) % self.window
         window = logs[rows[:, None], in_order].astype(np.float64)
         value = log[rows]
-        beyond = np.maximum(value - np.max(window, axis=1), np.min(window, axis=1) - value)
+        fall = np.where(may_fall[rows], np.min(window, axis=1) - value, -np.inf)
+        beyond = np.maximum(value - np.max(window, axis=1), fall)
         near = beyond > self.threshold * smallest[rows]
         rows, window, beyond = rows[near], window[near], beyond[near]
         if not len(rows):
@@ -139,11 +150,22 @@ def _sigma(window: Floats) -> Floats:
     return sigma
 
 
+def _single_numbers(batch: Batch) -> Bools:
+    """[n], all elements of the tensor are equal, so most likely it has one only."""
+    if not {"min", "max"} <= set(batch.stats):
+        return np.zeros(len(batch.values), dtype=np.bool_)
+    smallest, largest = (batch.values[:, batch.stats.index(stat)] for stat in ("min", "max"))
+    single: Bools = smallest == largest
+    return single
+
+
 def _smallest_sigma(stat: str, batch: Batch) -> Floats:
     """[n], the lower bound of sigma."""
+    mask = batch.layout.mask
+    if stat in _OUTLIERS:
+        return np.where(mask("param_updated"), _SMALLEST_SIGMA_OF_WEIGHTS_OUTLIERS, _SMALLEST_SIGMA_IN_STEPS)
     if stat not in _SIZES:
         return np.full(len(batch.values), _SMALLEST_SIGMA_IN_STEPS)
-    mask = batch.layout.mask
     return np.select(
         [mask("param_origin") | mask("param_updated"), mask("exp_avg") | mask("exp_avg_sq")],
         [_SMALLEST_SIGMA_OF_WEIGHTS, _SMALLEST_SIGMA_OF_MOMENTS],
