@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 from torch import nn
 
@@ -40,3 +41,30 @@ def test_a_rule_that_fails_is_told_and_the_others_go_on(write_config, output_dir
     assert notes == ["AnomalyTurbulence: switched off after ZeroDivisionError: float division by zero"]
     records = json.loads((output_dir / "anomaly_detected" / "rank0" / "anomaly.json").read_text())
     assert {(record["step"], record["rule"]) for record in records.values()} == {(s, "AnomalyNan") for s in range(3)}
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_weight_that_the_script_freezes_is_no_anomaly(write_config, output_dir, frozen):
+    """One that rests although it is to be trained is."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rules = {"rules": [{"rule_name": "AnomalyFrozen"}], "dump": True}
+    config = write_config(param_distribution=True, format="csv", ops=["norm", "mean"], alert=rules)
+    with TrainerMon(config, params_have_main_grad=False) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        for step in range(30):
+            if step == 24 and frozen:
+                model[0].requires_grad_(False)
+            model(torch.rand(3, 4)).sum().backward()
+            if step >= 24 and not frozen:
+                model[0].weight.grad = model[0].bias.grad = None
+            optimizer.step()
+            optimizer.zero_grad()
+    records = json.loads((output_dir / "anomaly_detected" / "rank0" / "anomaly.json").read_text())
+    expected = (
+        set()
+        if frozen
+        else {(step, f"0:0.{name}/rank0/param_updated") for step in range(25, 30) for name in ("weight", "bias")}
+    )
+    assert {(record["step"], record["tag_name"]) for record in records.values()} == expected
