@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -119,6 +120,7 @@ def main() -> int:
         rank, seeds, out, lines = options.worker
         _work(int(rank), json.loads(f"[{seeds}]"), Path(out), lines == "1")
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` does: end the processes, tell what is done
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         try:

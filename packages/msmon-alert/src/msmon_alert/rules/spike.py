@@ -44,12 +44,14 @@ class AnomalySpike(ColumnRule):
     percent); 0.005 for weights, which move that little; 0.1 for moments, which one large gradient moves; 0.03 for
     `zeros`, `min` and `max`, which move in steps, and 0.01 for `min` and `max` of weights.
 
-    It judges `norm`, `rms`, as the share of elements that are *not* zero `zeros`, and of activations (`actv`) and
-    weights after the step (`param_updated`) the outliers too: `min` and `max`, these when they rise, since they may
-    fall through zero in health. The same is so for the norm of a single number, where the table tells by `min` being
-    `max`. Integer tensors are not judged, since masks and positions change as the batches do;
-    token ids of a broken batch show in the embedding. `zeros` of a second moment is passed over too: nearly all of its
-    elements are always small. A value of exactly 0 has no logarithm: `AnomalyVanish` and `AnomalyDead` are for it.
+    It judges `norm`, `rms` and, as the share of elements that are *not* zero, `zeros`; of activations (`actv`) and of
+    weights after the step (`param_updated`) also the outliers, `min` and `max`. These count when they rise: one that
+    falls may be on its way through zero. So may the norm of a single number, whose falls do not count where the table
+    tells it by a `min` that equals the `max`.
+
+    Integer tensors are not judged, since masks and positions change as the batches do. `zeros` of a second moment is
+    passed over too: nearly all of its elements are always small. A value of exactly 0 has no logarithm: `AnomalyVanish`
+    and `AnomalyDead` are for it.
 
     *What it means for training*: something changed from one step to the next: a loss spike, a corrupted batch, a weight
     or moment that was overwritten, a learning rate that jumped, half-precision gradients that underflow.
@@ -57,8 +59,8 @@ class AnomalySpike(ColumnRule):
     *Cost*: 4 bytes a tag, statistic and window entry (128 bytes with the default window); two passes over the windows.
 
     *Blind spots*: the first `window` values of a tensor; a slow drift; spikes as large as one that is still in the
-    window; tensors whose norm swings over orders of magnitude anyway (the gradients of a router); one element among
-    millions, which the norm hides.
+    window; tensors whose norm swings over orders of magnitude anyway (gradients and moments of a router); one element
+    among millions, which the norm hides; token ids that are wrong but look like others.
 
     Raises ValueError for a threshold that is not > 0 or a window that is not an integer >= 8.
 
