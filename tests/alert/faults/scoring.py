@@ -118,5 +118,6 @@ def _line(kind: str, verdicts: Sequence[Verdict]) -> str:
 
 
 def _share(flags: Iterable[bool]) -> str:
+    """Rounded down: all but one is not 100 %."""
     values = list(flags)
-    return f"{100 * sum(values) / len(values):.0f}%" if values else "-"
+    return f"{100 * sum(values) // len(values)}%" if values else "-"
