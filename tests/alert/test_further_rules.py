@@ -50,7 +50,7 @@ class TestSpike:
 
     @pytest.mark.parametrize(
         ("tag", "floor"),
-        [("t", 0.02), ("w/param_origin", 0.005), ("w/param_updated", 0.005), ("w/exp_avg", 0.1), ("w/exp_avg_sq", 0.1)],
+        [("t", 0.02), ("w/param_origin", 0.005), ("w/param_updated", 0.005), ("w/exp_avg", 0.1), ("w/exp_avg_sq", 0.2)],
     )
     def test_agrees_with_its_definition(self, tag, floor):
         generator = np.random.default_rng(3)

@@ -21,6 +21,8 @@ _SMALLEST_SIGMA_OF_WEIGHTS = 0.005
 """A step moves a weight by a fraction of a percent, so a jump of a few percent is news."""
 _SMALLEST_SIGMA_OF_MOMENTS = 0.1
 """One large gradient among many, nothing new by itself, moves a moment at once and for long."""
+_SMALLEST_SIGMA_OF_SECOND_MOMENTS = 2 * _SMALLEST_SIGMA_OF_MOMENTS
+"""They are of squares: what doubles a gradient makes them four times as large."""
 _SMALLEST_SIGMA_IN_STEPS = 0.03
 """`zeros` moves by one unit of a layer, `min` and `max` of activations from one element to another."""
 _SMALLEST_SIGMA_OF_WEIGHTS_OUTLIERS = 0.01
@@ -41,8 +43,9 @@ class AnomalySpike(ColumnRule):
     One sigma is 1.4826 times the median absolute deviation of the window; where the window has a trend (from the median
     of its first half to that of its second), that of the deviations from the trend, plus twice the trend's slope, if
     this is less. To it comes a lower bound, so that a series that hardly moves does not alarm at nothing: 0.02 (two
-    percent); 0.005 for weights, which move that little; 0.1 for moments, which one large gradient moves; 0.03 for
-    `zeros`, `min` and `max`, which move in steps, and 0.01 for `min` and `max` of weights.
+    percent); 0.005 for weights, which move that little; 0.1 for first moments, which one large gradient moves, and 0.2
+    for second moments, which are of squares; 0.03 for `zeros`, `min` and `max`, which move in steps, and 0.01 for `min`
+    and `max` of weights.
 
     It judges `norm`, `rms` and, as the share of elements that are *not* zero, `zeros`; of activations (`actv`) and of
     weights after the step (`param_updated`) also the outliers, `min` and `max`. These count when they rise: one that
@@ -169,7 +172,7 @@ def _smallest_sigma(stat: str, batch: Batch) -> Floats:
     if stat not in _SIZES:
         return np.full(len(batch.values), _SMALLEST_SIGMA_IN_STEPS)
     return np.select(
-        [mask("param_origin") | mask("param_updated"), mask("exp_avg") | mask("exp_avg_sq")],
-        [_SMALLEST_SIGMA_OF_WEIGHTS, _SMALLEST_SIGMA_OF_MOMENTS],
+        [mask("param_origin") | mask("param_updated"), mask("exp_avg"), mask("exp_avg_sq")],
+        [_SMALLEST_SIGMA_OF_WEIGHTS, _SMALLEST_SIGMA_OF_MOMENTS, _SMALLEST_SIGMA_OF_SECOND_MOMENTS],
         _SMALLEST_SIGMA,
     )
