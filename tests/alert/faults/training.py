@@ -95,7 +95,7 @@ def train(
         if snapshots and not fault.from_start:
             begin = fault.step
             model.load_state_dict(snapshots[begin].model)
-            optimizer.load_state_dict(snapshots[begin].optimizer)
+            optimizer.load_state_dict(copy.deepcopy(snapshots[begin].optimizer))  # else it shares the tensors
     for _ in range(begin):
         batches()
     wrapped = DistributedDataParallel(model, find_unused_parameters=case.model == "gpt") if world > 1 else model
