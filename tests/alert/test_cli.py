@@ -131,6 +131,12 @@ def test_healthy_runs(run, tmp_path):
     assert (status, lines[0], errors, result(tmp_path)) == (0, "No anomalies.", [], {})
 
 
+def test_more_than_there_are(run, tmp_path):
+    status, _, errors = run("-d", str(DATA / "new"), "-k", "9" * 30)
+    assert (status, errors) == (0, [])
+    assert len(result(tmp_path)) == 20
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from msmon_alert import AnomalyDead, AnomalyFrozen, AnomalyOverwritten, AnomalySpike, AnomalyVanish, Monitor
+from msmon_alert import (
+    AnomalyConstant,
+    AnomalyDead,
+    AnomalyFrozen,
+    AnomalyOverwritten,
+    AnomalySpike,
+    AnomalyVanish,
+    Monitor,
+)
 
 NAN = math.nan
 
@@ -30,14 +38,19 @@ class TestSpike:
             log = math.log(abs(value))
             recent = np.array(past[-window:], dtype=np.float32).astype(float)
             if len(recent) == window:
-                sigma = 1.4826 * np.median(np.abs(recent - np.median(recent))) + floor
+                half = window // 2
+                slope = (np.median(recent[half:]) - np.median(recent[:half])) / half
+                flat = recent - slope * np.arange(window)
+                plain, trend = (1.4826 * np.median(np.abs(r - np.median(r))) for r in (recent, flat))
+                sigma = min(plain, trend + 2 * abs(slope)) + floor
                 if max(log - recent.max(), recent.min() - log) > threshold * sigma:
                     fired.append(step)
             past.append(log)
         return fired
 
     @pytest.mark.parametrize(
-        ("tag", "floor"), [("t", 0.02), ("w/param_origin", 0.005), ("w/param_updated", 0.005), ("w/exp_avg", 0.02)]
+        ("tag", "floor"),
+        [("t", 0.02), ("w/param_origin", 0.005), ("w/param_updated", 0.005), ("w/exp_avg", 0.1), ("w/exp_avg_sq", 0.2)],
     )
     def test_agrees_with_its_definition(self, tag, floor):
         generator = np.random.default_rng(3)
@@ -67,7 +80,10 @@ class TestSpike:
             assert fired[tensor] == self.reference(series[:, tensor], 0.02)
 
     def test_trends_and_lasting_changes(self):
-        assert fired_at(AnomalySpike(), 1.05 ** np.arange(100)) == []
+        for growth in (1.05, 0.7, 3.0):
+            trend = growth ** np.arange(100.0)
+            assert fired_at(AnomalySpike(), trend) == []
+            assert fired_at(AnomalySpike(), [*trend[:60], trend[60] * growth**30]) == [60]
         assert fired_at(AnomalySpike(), [1.0] * 40 + [50.0] * 40) == [40]
         assert fired_at(AnomalySpike(), [1.0] * 40 + [0.02] * 40) == [40]
 
@@ -86,6 +102,40 @@ class TestSpike:
             monitor.observe(step, ["t"], ["zeros"], [[0.1]])
         (alert,) = monitor.observe(40, ["t"], ["zeros"], [[0.8]])
         assert alert.history == pytest.approx(0.1)
+
+    def test_outliers_of_activations_and_new_weights(self):
+        for stat in ("min", "max"):
+            values = [2 - step % 2 / 10 for step in range(40)]
+            for sign in (1, -1):
+                outlier = [sign * value for value in [*values, 20]]
+                for kind, expected in (("actv", [40]), ("param_updated", [40]), ("param_origin", []), ("exp_avg", [])):
+                    assert fired_at(AnomalySpike(), outlier, stat=stat, tag=f"0:fc/rank0/{kind}") == expected
+            relu = [0.0] * 41
+            assert fired_at(AnomalySpike(), relu, stat=stat, tag="0:fc.output:0/rank0/actv") == []
+            fall = [*values, 0.01]
+            assert fired_at(AnomalySpike(), fall, stat=stat, tag="0:fc.output:0/rank0/actv") == []
+
+    def test_a_learning_rate_shows_in_the_largest_weight(self):
+        largest = [0.2 + 5e-4 * step for step in range(60)] + [0.28]
+        assert fired_at(AnomalySpike(), largest, stat="max", tag="0:fc.weight/rank0/param_updated") == [60]
+
+    @pytest.mark.parametrize("kind", ["param_updated", "actv", "grad_reduced"])
+    def test_a_single_number_may_pass_through_zero(self, kind):
+        """A bias of one element, the output of a value head: its norm falls by any factor on the way."""
+        for seed in range(20):
+            generator = np.random.default_rng(seed)
+            line = (generator.uniform(40, 150) - np.arange(200)) * 1e-3
+            noise = generator.normal(size=200) * (2e-4 if kind == "param_updated" else 1e-3)
+            for sign in (1, -1):
+                numbers = sign * (line + noise)
+                monitor = Monitor([AnomalySpike()])
+                for step, x in enumerate(numbers):
+                    assert not monitor.observe(step, [f"b/{kind}"], ["norm", "min", "max"], [[abs(x), x, x]])
+        monitor = Monitor([AnomalySpike()])
+        for step in range(40):
+            assert not monitor.observe(step, [f"b/{kind}"], ["norm", "min", "max"], [[1.0, 1.0, 1.0]])
+        (alert,) = monitor.observe(40, [f"b/{kind}"], ["norm", "min", "max"], [[9.0, -9.0, -9.0]])
+        assert alert.fired[0].stat == "norm"
 
     def test_integers_are_not_judged(self):
         for stat in ("norm", "rms", "zeros", "min", "max", "mean"):
@@ -153,6 +203,38 @@ class TestDead:
             shares = [*self.ALIVE, 1.0]
             fired = [s for s, z in enumerate(shares) if monitor.observe(s, ["t"], ["norm", "zeros"], [[norm, z]])]
             assert fired == expected
+
+
+class TestConstant:
+    VARIED = ((1.0, 99.0, 2000.0),) * 20
+
+    def run(self, rows, tag="0:tokens.input:0/rank0/actv", stats=("min", "max", "norm"), **masks):
+        """Steps that fired, for rows of (min, max, norm)."""
+        monitor = Monitor([AnomalyConstant()])
+        return [
+            step for step, row in enumerate(rows) if monitor.observe(step, [tag], stats, [row[: len(stats)]], **masks)
+        ]
+
+    def test_until_the_elements_differ_again(self):
+        rows = [*self.VARIED, (7, 7, 160), (7, 7, 160), *self.VARIED, (-7, -7, 160)]
+        assert self.run(rows) == self.run(rows, discrete=[True], no_grad=[True]) == [20, 21, 42]
+        assert self.run([*self.VARIED, (0, 0, 0)], discrete=[True]) == [20]
+
+    def test_quiet_without_a_long_and_plain_past(self):
+        constant = (7, 7, 160)
+        assert self.run([*self.VARIED[1:], constant]) == []
+        assert self.run([constant] * 50) == []
+        assert self.run([*self.VARIED, (NAN, NAN, NAN), (math.inf, math.inf, math.inf), (0, 0, 0)]) == []
+        assert self.run([*self.VARIED, (NAN, NAN, NAN), constant]) == [21]
+        assert self.run([*self.VARIED, constant], tag="w/grad_reduced") == []
+        assert self.run([*self.VARIED, constant], stats=("min", "max")) == []
+
+    def test_quiet_on_few_elements_and_masks(self):
+        assert self.run([(1, 9, 20)] * 20 + [(3, 3, 7)]) == []  # a handful of labels
+        assert self.run([(0, 1, 30)] * 20 + [(1, 1, 40)], discrete=[True]) == []  # no padding in this batch
+        assert self.run([(-1e4, 0, 1e6)] * 20 + [(0, 0, 0)], no_grad=[True]) == []
+        assert self.run([(-math.inf, 0, math.inf)] * 20 + [(0, 0, 0)], no_grad=[True]) == []
+        assert self.run([(0, 1, 30)] * 20 + [(1, 1, 40)], no_grad=[True]) == []
 
 
 def weights(names, kind):
@@ -245,7 +327,7 @@ class TestOverwritten:
 def test_rules_take_any_statistics():
     """Every rule on every documented statistic, text columns, empty masks and nan: no error, no warning."""
     stats = ["min", "max", "mean", "norm", "zeros", "nans", "std", "rms", "absmax", "infs", "shape", "dtype", "mine"]
-    rules = [AnomalySpike(), AnomalyVanish(), AnomalyDead(), AnomalyFrozen(), AnomalyOverwritten()]
+    rules = [AnomalySpike(), AnomalyVanish(), AnomalyDead(), AnomalyConstant(), AnomalyFrozen(), AnomalyOverwritten()]
     generator = np.random.default_rng(0)
     monitor = Monitor(rules)
     tags = weights("abc", "param_origin") + weights("abc", "param_updated") + ["x", "0:m.input:0/rank0/actv"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from msmon_alert import AnomalyNan, AnomalyTurbulence, Monitor
+from msmon_alert import AnomalyNan, AnomalyTurbulence, ColumnRule, Monitor
 
 RULES = [AnomalyTurbulence(threshold=0.5), AnomalyNan()]
 
@@ -60,3 +60,34 @@ def test_other_statistics_do_not_disturb_a_history():
     monitor.observe(1, ["a"], ["mean", "norm", "shape"], np.array([[5.0, 1.0, np.nan]]))
     (alert,) = monitor.observe(2, ["a"], ["norm", "mean"], np.array([[3.0, 5.0]]))
     assert [(f.stat, f.history) for f in alert.fired] == [("norm", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda values: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda values: (values[:1] > 0, None), "ValueError: it answered with shape (1,) for 2 tensors"),
+        (lambda values: (values > 0, values[:1]), "ValueError: it answered with shape (2,) and (1,) for 2 tensors"),
+        (lambda values: None, "TypeError: "),
+    ],
+)
+def test_a_rule_that_fails_is_off_and_the_others_go_on(answer, reason, caplog):
+    calls, told = [], []
+
+    class Unreliable(ColumnRule):
+        def applies(self, stat):
+            return True
+
+        def check_column(self, stat, values, history, batch):
+            calls.append(batch.step)
+            return (values < 0, None) if batch.step == 0 else answer(values)
+
+    monitor = Monitor([Unreliable(), AnomalyNan()], on_failure=lambda *what: told.append(what))
+    for step in range(4):
+        (alert,) = monitor.observe(step, ["a", "b"], ["norm"], [[1.0], [np.nan]])
+        assert (alert.tag, alert.rule) == ("b", "AnomalyNan")
+    assert calls == [0, 1]
+    ((name, why),) = told
+    assert name == "Unreliable"
+    assert why.startswith(reason)
+    assert [r.getMessage() for r in caplog.records] == [f"the rule Unreliable is switched off: {why}"]

@@ -8,7 +8,10 @@ import pytest
 import msmon_alert
 from msmon_alert import AnomalyDead, AnomalyNan, AnomalySpike, AnomalyTurbulence, Monitor, rules_from_config
 
-OWN = "AnomalyDead, AnomalyFrozen, AnomalyNan, AnomalyOverwritten, AnomalySpike, AnomalyTurbulence, AnomalyVanish"
+OWN = (
+    "AnomalyConstant, AnomalyDead, AnomalyFrozen, AnomalyNan, AnomalyOverwritten, AnomalySpike, AnomalyTurbulence, "
+    "AnomalyVanish"
+)
 
 
 def problems(*rules):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from msmon_alert import (
+    AnomalyConstant,
     AnomalyDead,
     AnomalyFrozen,
     AnomalyNan,
@@ -26,29 +27,32 @@ RULES = [
     AnomalyNan(),
     AnomalyVanish(1e-6),
     AnomalyDead(0.8),
+    AnomalyConstant(),
     AnomalySpike(threshold=4, window=16),
     AnomalyFrozen(),
     AnomalyOverwritten(),
 ]
-STATS = ["norm", "mean", "zeros", "max"]
+STATS = ["norm", "mean", "zeros", "max", "min"]
 
 
 def tables(seed=0, steps=120):
     """Tables of weights and activations in which every rule fires now and then."""
     generator = np.random.default_rng(seed)
     names = [f"0:w{i}/rank0" for i in range(12)]
-    weights = generator.lognormal(size=(12, 4))
+    weights = generator.lognormal(size=(12, 5))
     for step in range(steps):
         if generator.random() < 0.2:
             weights[generator.integers(12)] *= 1.5
         before = weights.copy()
         moved = generator.random(12) < (0.8 if step > 60 else 1.0)
         weights[moved] *= 1.001
-        others = generator.lognormal(sigma=0.3, size=(12, 4))
+        others = generator.lognormal(sigma=0.3, size=(12, 5)) * [20, 1, 1, 1, 0.1]
         others[:, 2] = generator.choice([0.1, 0.3], size=12)
         others[generator.random(12) < step / 400, 2] = 0.9
-        others[generator.random((12, 4)) < 0.02] *= 1e4
-        others[generator.random((12, 4)) < 0.01] = np.nan
+        equal = generator.random(12) < step / 400
+        others[equal, 4] = others[equal, 3]
+        others[generator.random((12, 5)) < 0.02] *= 1e4
+        others[generator.random((12, 5)) < 0.01] = np.nan
         others[generator.random(12) < step / 4000, 0] = 0
         kinds = ("param_origin", "param_updated", "actv")
         keep = generator.permutation(36)[:30]  # tags come, go and change places
@@ -147,7 +151,7 @@ def test_histories_are_proportional_to_tags():
     def size(tags):
         monitor = Monitor(RULES)
         for step in range(3):
-            monitor.observe(step, [f"t{i}/param_origin" for i in range(tags)], STATS, np.ones((tags, 4)))
+            monitor.observe(step, [f"t{i}/param_origin" for i in range(tags)], STATS, np.ones((tags, 5)))
         return sum(array.nbytes for rule in monitor.state_dict()["rules"] for array in rule["arrays"].values())
 
     assert size(2000) == 2 * size(1000)
@@ -159,4 +163,4 @@ def test_the_size_that_the_readme_tells():
         monitor.observe(step, [f"t{i}/param_origin" for i in range(1000)], CONFIG["ops"], np.ones((1000, 6)))
         monitor.observe(step, [f"t{i}/param_updated" for i in range(1000)], CONFIG["ops"], np.ones((1000, 6)))
     arrays = [array for rule in monitor.state_dict()["rules"] for array in rule["arrays"].values()]
-    assert sum(array.nbytes for array in arrays) / 2000 == pytest.approx(500, rel=0.1)
+    assert sum(array.nbytes for array in arrays) / 2000 == pytest.approx(800, rel=0.1)

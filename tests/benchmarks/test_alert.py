@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from msmon_alert import (
+    AnomalyConstant,
     AnomalyDead,
     AnomalyFrozen,
     AnomalyNan,
@@ -33,7 +34,7 @@ KINDS = [
     "param_updated",
 ]
 DOCUMENTED = [AnomalyTurbulence(10.0), AnomalyNan()]
-CONSTANT_STATE = [*DOCUMENTED, AnomalyVanish(), AnomalyDead(), AnomalyFrozen(), AnomalyOverwritten()]
+CONSTANT_STATE = [*DOCUMENTED, AnomalyVanish(), AnomalyDead(), AnomalyConstant(), AnomalyFrozen(), AnomalyOverwritten()]
 RULES = {"documented": DOCUMENTED, "constant_state": CONSTANT_STATE, "spike": [AnomalySpike()],
          "all": [*CONSTANT_STATE, AnomalySpike()]}  # fmt: skip
 LIMIT_S = 0.05

@@ -42,6 +42,8 @@ class Fault:
     data_types: tuple[str, ...] = ()
     """Where every layer is hit: the data types that are right answers."""
     size: float = float("nan")
+    from_start: bool = False
+    """The training is another one from its first step on, not only from `step` on."""
     before_step: list[Callable[[int], None]] = field(default_factory=list)
     change_batch: Callable[[int, Tensor], Tensor] | None = None
 
@@ -267,8 +269,7 @@ def unused_expert(run: Run, generator: Generator, clock: Clock) -> Fault:
 def violent_update(run: Run, generator: Generator, clock: Clock) -> Fault:
     """Word embeddings that hardly had a gradient for thousands of steps, with a second moment that forgets slowly."""
     fault = _begin("embedding with large beta2", run, generator)
-    fault.layers = ("tokens",)
-    fault.rank = None
+    fault.layers, fault.rank, fault.from_start = ("tokens",), None, True
     weight = run.model.get_submodule("tokens").weight
     fault.size = factor = 10 ** generator.uniform(-5, -3)
     steps_before = float(generator.integers(2_000, 20_000))

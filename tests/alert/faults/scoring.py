@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,14 @@ class Verdict:
     def hit(self) -> bool:
         return self.found and self.right_layer and self.right_rank
 
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Verdict:
+        fields = json.loads(text)
+        return cls(**fields | {"case": Case(**fields["case"])})
+
 
 def judge(case: Case, world: int, out: Path) -> Verdict:
     """Reads what `train` left under `out`."""
@@ -84,9 +92,19 @@ def report(verdicts: Sequence[Verdict]) -> str:
     healthy = [v for v in verdicts if not v.answer]
     alarms = sum(v.false_alarms > 0 for v in healthy)
     lines.append(f"healthy runs: {len(healthy)}, of them with an alarm: {alarms}")
-    lines += [f"missed: {_miss(v)}" for v in verdicts if v.answer and not v.hit]
-    lines += [f"false alarm: {_miss(v)}" for v in healthy if v.false_alarms]
+    lines += [line(v) for v in verdicts if (v.false_alarms if not v.answer else not v.hit)]
     return "\n".join(lines)
+
+
+def line(verdict: Verdict) -> str:
+    """One training in one line."""
+    name = f"{verdict.case.name} on {verdict.world} rank{'s' * (verdict.world > 1)}"
+    if not verdict.answer:
+        return f"{name}: FALSE ALARM: {verdict.first['message']}" if verdict.first else f"{name}: quiet"
+    if verdict.hit:
+        return f"{name}: found, step error {verdict.step_error}"
+    drawn = {key: verdict.answer[key] for key in ("step", "rank", "layers", "size")}
+    return f"{name}: MISSED {drawn}: {verdict.first['message'] if verdict.first else 'nothing found'}"
 
 
 def _line(kind: str, verdicts: Sequence[Verdict]) -> str:
@@ -100,11 +118,6 @@ def _line(kind: str, verdicts: Sequence[Verdict]) -> str:
 
 
 def _share(flags: Iterable[bool]) -> str:
+    """Rounded down: all but one is not 100 %."""
     values = list(flags)
-    return f"{100 * sum(values) / len(values):.0f}%" if values else "-"
-
-
-def _miss(verdict: Verdict) -> str:
-    where = f"{verdict.case.name} on {verdict.world} ranks"
-    drawn = {key: verdict.answer[key] for key in ("step", "rank", "layers", "size")} if verdict.answer else "healthy"
-    return f"{where}, {drawn}: {verdict.first['message'] if verdict.first else 'nothing found'}"
+    return f"{100 * sum(values) // len(values)}%" if values else "-"

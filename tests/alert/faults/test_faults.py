@@ -1,12 +1,15 @@
 """One seed of the bench of injected faults; `make faults` runs more."""
 
 import itertools
+import json
 
 import pytest
+import torch
 
 from .bench import run
 from .faults import EXACT, FAULTS
-from .scoring import report
+from .scoring import Verdict, report
+from .training import Case, train
 
 SEED = 0
 
@@ -14,7 +17,7 @@ SEED = 0
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory):
     """Trains every case once; prints the table."""
-    found = run([SEED], [SEED], tmp_path_factory.mktemp("faults"))
+    found = run([SEED], tmp_path_factory.mktemp("faults"))
     print("\n" + report(found))
     return found
 
@@ -49,5 +52,20 @@ def test_the_bench_tells_a_miss_from_a_hit(verdicts):
     for first, second in itertools.pairwise(verdicts):
         if not (first.answer and second.answer) or first.answer["step"] == second.answer["step"]:
             continue
-        swapped = type(first)(first.case, first.world, second.answer, first.first, 0)
+        swapped = Verdict(first.case, first.world, second.answer, first.first, 0)
         assert not swapped.hit or abs(first.answer["step"] - second.answer["step"]) <= 2
+
+
+def test_a_training_from_a_snapshot_is_the_same_as_one_from_the_first_step(tmp_path, monkeypatch):
+    """The bench trains the steps before a fault once for all faults."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path))  # is set anew by each training
+    torch.set_num_threads(1)
+    snapshots = train(Case("mlp", "", SEED), tmp_path / "healthy")
+    found = []
+    for name, given in (("whole", None), ("short", snapshots), ("again", snapshots)):
+        train(Case("mlp", "corrupted_batch", SEED), tmp_path / name, snapshots=given)
+        path = tmp_path / name / f"mlp-corrupted_batch-{SEED}" / "anomaly_detected" / "rank0" / "anomaly.json"
+        found.append(json.loads(path.read_text()))
+    whole, *shorter = found
+    assert len(whole) > 10
+    assert shorter == [whole, whole]

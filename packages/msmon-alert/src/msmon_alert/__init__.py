@@ -7,6 +7,7 @@ from msmon_alert.monitor import Monitor
 from msmon_alert.record import anomaly_record
 from msmon_alert.rule import ColumnRule, Rule
 from msmon_alert.rules import (
+    AnomalyConstant,
     AnomalyDead,
     AnomalyFrozen,
     AnomalyNan,
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alert",
+    "AnomalyConstant",
     "AnomalyDead",
     "AnomalyFile",
     "AnomalyFrozen",

@@ -99,7 +99,7 @@ def _positive(text: str) -> int:
         count = 0
     if count < 1:
         raise _ArgumentError(f"-k/--topk: {text!r} is not allowed; it takes an integer >= 1")
-    return count
+    return min(count, sys.maxsize)
 
 
 def _steps(text: str) -> frozenset[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from msmon_alert.alert import Alert, Fired
 from msmon_alert.batch import Batch, Bools, Layout, TagIndex
 from msmon_alert.memory import Memory
-from msmon_alert.rule import Rule
+from msmon_alert.rule import Finding, Rule
 
 logger = logging.getLogger("msmon_alert")
 
@@ -23,6 +23,13 @@ class Monitor:
 
     Not safe for concurrent calls: let one thread observe.
 
+    Args:
+        rules: asked in this order. One that raises is switched off, with an error in the log; the others go on.
+        on_failure: called with the name of a rule that was switched off, and with what it raised, as text.
+
+    Raises:
+        TypeError: one of the rules is not a `Rule`.
+
     >>> import numpy as np
     >>> from msmon_alert import AnomalyNan, AnomalyTurbulence
     >>> monitor = Monitor([AnomalyTurbulence(threshold=2.0), AnomalyNan()])
@@ -33,7 +40,7 @@ class Monitor:
     3 fc1.weight AnomalyTurbulence 9.0
     """
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], *, on_failure: Callable[[str, str], object] | None = None) -> None:
         for rule in rules:
             if not isinstance(rule, Rule):
                 raise TypeError(f"rules: {rule!r} is not a Rule; pass instances such as AnomalyNan()")
@@ -41,6 +48,7 @@ class Monitor:
         self._memories = tuple(Memory() for _ in self.rules)
         self._index = TagIndex()
         self._failed: set[int] = set()
+        self._on_failure = on_failure
 
     def observe(
         self,
@@ -133,16 +141,19 @@ class Monitor:
             for row in sorted(found)
         ]
 
-    def _checked(self, rule: Rule, batch: Batch, memory: Memory) -> list[Any]:
-        """What a rule says; one that raises is off from then on, and the others go on."""
+    def _checked(self, rule: Rule, batch: Batch, memory: Memory) -> list[Finding]:
+        """What a rule says; one that raises or says nonsense is off from then on, and the others go on."""
         if id(rule) in self._failed:
             return []
         try:
-            return list(rule.check(batch, memory))
+            return [_valid(finding, batch) for finding in rule.check(batch, memory)]
         except Exception as error:
             self._failed.add(id(rule))
-            logger.error("the rule %s is switched off: %s: %s", rule.name, type(error).__name__, error)
+            reason = f"{type(error).__name__}: {error}"
+            logger.error("the rule %s is switched off: %s", rule.name, reason)
             logger.debug("the failure in %s", rule.name, exc_info=error)
+            if self._on_failure is not None:
+                self._on_failure(rule.name, reason)
             return []
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,6 +196,20 @@ class Monitor:
             if rule.accepts(arrays):
                 memory.load_state_dict(arrays)
         self._index, self._memories = index, memories
+
+
+def _valid(finding: Finding, batch: Batch) -> Finding:
+    """The finding as arrays; rules of others may return anything."""
+    column, fired, reference = finding
+    flags = np.asarray(fired, dtype=np.bool_)
+    numbers = None if reference is None else np.asarray(reference, dtype=np.float64)
+    rows = (len(batch.values),)
+    if flags.shape != rows or (numbers is not None and numbers.shape != rows):
+        found = flags.shape if numbers is None else f"{flags.shape} and {numbers.shape}"
+        raise ValueError(f"it answered with shape {found} for {rows[0]} tensors")
+    if not 0 <= column < len(batch.stats):
+        raise ValueError(f"it answered for column {column} of {len(batch.stats)}")
+    return column, flags, numbers
 
 
 def _mask(name: str, mask: Any, rows: int) -> Bools:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ class Alerts:
         directory: where ``anomaly.json`` of this rank goes.
         append: continue an existing file (resumed training).
         state_file: where the rules' histories are kept; they are restored from it with ``append``.
+        on_failure: called with the name of a rule that raised and is off from then on, and with the reason.
     """
 
     def __init__(
@@ -43,13 +44,15 @@ class Alerts:
         state_file: Path | None = None,
         pp_stage: int = 0,
         group_mates: Sequence[int] = (),
+        on_failure: Callable[[str, str], object] | None = None,
     ) -> None:
         self.count = 0
         """Tensors and steps in which a rule fired."""
         self._rank = rank
         self._pp_stage = pp_stage
         self._group_mates = list(group_mates) or [rank]
-        self._monitor = msmon_alert.Monitor(msmon_alert.rules_from_config(config.rule_dicts()))
+        rules = msmon_alert.rules_from_config(config.rule_dicts())
+        self._monitor = msmon_alert.Monitor(rules, on_failure=on_failure)
         self._file: msmon_alert.AnomalyFile | None = None
         self._unwritten = 0
         self._state_file = state_file

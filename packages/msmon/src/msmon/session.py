@@ -105,6 +105,7 @@ class Session:
             state_file=None if self.run_dir is None else self.run_dir / "alert_state.npz",
             pp_stage=place.pp_stage,
             group_mates=place.pipeline,
+            on_failure=self.coverage.part_failed,
         )
 
     def _on_structure(self, document: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The rules that come with the package."""
 
+from msmon_alert.rules.constant import AnomalyConstant
 from msmon_alert.rules.dead import AnomalyDead
 from msmon_alert.rules.frozen import AnomalyFrozen
 from msmon_alert.rules.nan import AnomalyNan
@@ -9,6 +10,7 @@ from msmon_alert.rules.turbulence import AnomalyTurbulence
 from msmon_alert.rules.vanish import AnomalyVanish
 
 __all__ = [
+    "AnomalyConstant",
     "AnomalyDead",
     "AnomalyFrozen",
     "AnomalyNan",
