@@ -153,7 +153,8 @@ def test_broken_lines_are_passed_over_and_named(tmp_path: Path) -> None:
     assert "grad_reduced_2-3.csv: no complete header line" in said
 
 
-def test_names_of_any_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line_by_line", [False, True])
+def test_names_of_any_kind(tmp_path: Path, line_by_line: bool) -> None:
     names = [
         "plain",
         "a,b",
@@ -165,9 +166,17 @@ def test_names_of_any_kind(tmp_path: Path) -> None:
         "\x1b[31m",
         "名前",
         "'apostrophe",
+        "lone \ud800 surrogate",
         "",
     ]
-    write_rank(tmp_path, {"grad_reduced": [(step, name, float(i)) for step in (0, 1) for i, name in enumerate(names)]})
+    run_dir = write_rank(
+        tmp_path, {"grad_reduced": [(step, name, float(i)) for step in (0, 1) for i, name in enumerate(names)]}
+    )
+    if line_by_line:
+        with (run_dir / "grad_reduced_1-1.csv").open("a") as file:
+            file.write("0,cut short")
+    # What UTF-8 cannot hold stays an escape.
+    names = [name.replace("\ud800", "\\ud800") for name in names]
     index = build_index(open_run(tmp_path), "grad_reduced")
     assert [row.tensor.name for row in index.rows] == names
     assert {(k[2], v) for k, v in cells(open_run(tmp_path), "grad_reduced").items()} == {

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from attrs import frozen
 
-from msmon_io._cells import decode_cell
+from msmon_io._cells import decode_cell, utf8
 from msmon_io._files import PathLike
 from msmon_io._table import TEXT_OPS, Table
 
@@ -91,7 +91,7 @@ def parse_header(line: str) -> Header:
     if cells[:3] != _LEADING or len(set(cells)) != len(cells):
         raise ValueError(f"the header is {line!r}, not vpp_stage,name,step[,micro_step],<statistics>")
     has_micro_step = cells[3:4] == ["micro_step"]
-    ops = [decode_cell(cell) for cell in cells[4 if has_micro_step else 3 :]]
+    ops = [utf8(decode_cell(cell)) for cell in cells[4 if has_micro_step else 3 :]]
     return Header(has_micro_step=has_micro_step, ops=ops, text=[op in TEXT_OPS for op in ops])
 
 

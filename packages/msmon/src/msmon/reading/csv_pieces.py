@@ -13,8 +13,7 @@ import attrs
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from msmon_io import BrokenLine, Table, data_type_of, read_csv
-from msmon_io._cells import decode_cell
+from msmon_io import BrokenLine, Table, data_type_of, decode_cell, read_csv, utf8
 
 from .errors import UnusableRun
 from .statistics import TEXT
@@ -92,7 +91,7 @@ def _decode_names(table: Any) -> Any:
         texts = chunk.dictionary.to_pylist()
         if not any("\\" in text or text.startswith("'") for text in texts):
             return table
-        decoded = pa.array([decode_cell(text) for text in texts], type=pa.string())
+        decoded = pa.array([utf8(decode_cell(text)) for text in texts], type=pa.string())
         chunks.append(pa.DictionaryArray.from_arrays(chunk.indices, decoded))
     return table.set_column(table.column_names.index("name"), "name", pa.chunked_array(chunks, type=names.type))
 
@@ -114,13 +113,13 @@ def _arrow_table(wanted: Sequence[str], tables: Sequence[Table]) -> Any:
             if column == "step":
                 values += [table.step] * len(table)
             elif column == "name":
-                values += table.names
+                values += map(utf8, table.names)
             elif column == "vpp_stage":
                 values += table.vpp_stages
             elif column == "micro_step":
                 values += table.micro_steps or [0] * len(table)
             elif column in table.text:
-                values += table.text[column]
+                values += map(utf8, table.text[column])
             else:
                 at = numbers.index(column)
                 values += [row[at] for row in rows]
