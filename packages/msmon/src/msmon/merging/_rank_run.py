@@ -123,6 +123,11 @@ def open_rank(rank: int, path: Path) -> RankRun:
     try:
         info = json.loads(file.read_text("utf-8"))
         entries = info["tensors"]
+        _check(info["config"], {"ops": list, "ndigits": int, "step_count_per_record": int})
+        for entry in entries:
+            _check(entry, {"vpp_stage": int, "name": str, "numel": int, "shape": list, "dtype": str})
+            for shard in entry.get("shards", ()):
+                _check(shard, {"data_types": list, "part": str, "local_numel": int})
         tensors = {(entry["vpp_stage"], entry["name"]): entry for entry in entries}
         pieces = {
             (data_type, entry["vpp_stage"], entry["name"]): Piece(part=shard["part"], numel=shard["local_numel"])
@@ -132,9 +137,15 @@ def open_rank(rank: int, path: Path) -> RankRun:
         }
     except FileNotFoundError:
         raise MergeError(f"{file} is missing: without it nobody knows which parts rank {rank} holds") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MergeError(f"{file} is not what msmon writes ({type(error).__name__}: {error})") from None
     return RankRun(rank=rank, path=path, info=info, tensors=tensors, pieces=pieces, records=_records(path))
+
+
+def _check(fields: Any, kinds: dict[str, type]) -> None:
+    for name, kind in kinds.items():
+        if type(fields[name]) is not kind:
+            raise TypeError(f"{name} is {fields[name]!r:.80}")
 
 
 def _records(run_dir: Path) -> dict[tuple[int, int], Record]:

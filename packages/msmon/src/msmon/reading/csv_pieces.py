@@ -45,15 +45,22 @@ class CsvPiece:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        with self.path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file:
-            header = next(csv.reader(file), [])
+        # As read_csv reads it, so that the columns have the same names there.
+        with self.path.open(newline="\n", encoding="utf-8-sig", errors="backslashreplace") as file:
+            line = file.readline().rstrip("\r\n")
+        try:
+            cells = next(csv.reader([line]), [])
+        except csv.Error:
+            cells = []  # read_csv says what is wrong with it
+        header = [utf8(decode_cell(cell)) for cell in cells]
         if header and not {"name", "step"} <= set(header):
             raise UnusableRun(f"{self.path}: the header has no columns `name` and `step`, but {header}")
         return tuple(header)
 
     def load(self, columns: Sequence[str]) -> tuple[Any, list[str]]:
         wanted = [column for column in self.columns if column in columns]
-        if not self._ends_with_a_whole_line():
+        # To Arrow, no columns mean all columns.
+        if not wanted or not self._ends_with_a_whole_line():
             return self._load_by_line(wanted)
         convert = arrow_csv.ConvertOptions(
             column_types={column: _kind(column) for column in wanted},
@@ -64,8 +71,10 @@ class CsvPiece:
         )
         try:
             table = arrow_csv.read_csv(self.path, convert_options=convert)
-        except pa.ArrowInvalid:
+        except pa.ArrowException:  # also a header with a column that is no UTF-8 text
             return self._load_by_line(wanted)
+        if any(table[column].null_count for column in wanted if column in _INTEGERS):
+            return self._load_by_line(wanted)  # an empty cell where a number must be
         return _decode_names(table), []
 
     def _ends_with_a_whole_line(self) -> bool:
