@@ -224,18 +224,31 @@ def test_a_compiled_model_shows_its_rows_after_a_dynamic_start(job, output_dir):
     running = job(text(dynamic_on=False), compile=True)
     running.step(2)
     running.path.write_text(text(dynamic_on=True, xy_distribution=True, all_xy=True))
-    running.step(3)
+    running.step(3)  # the first one as before
+    running.path.write_text(text(dynamic_on=False))
+    running.step(1)
     running.monitor.close()
     (directory,) = output_dir.glob("*-rank0-*")
     coverage = json.loads((directory / "coverage.json").read_text())
-    assert coverage["seen"]["grad_reduced"] == 4
-    # Modules inside the compiled region either have rows or are listed with the reason.
-    listed = {entry["name"].partition(".")[0] for entry in coverage["missing"] if entry["data_type"] == "actv"}
-    shown = set()
-    for path in directory.glob("actv_*.csv"):
-        with path.open() as file:
-            shown |= {row["name"].partition(".")[0] for row in csv.DictReader(file)}
-    assert {"fc1", "relu", "fc2"} <= shown | listed
+    assert coverage["seen"]["grad_reduced"] == coverage["expected"]["grad_reduced"] == 4
+    # The compiled region as a whole has rows in each step, and modules inside are listed with the reason.
+    shown: dict[str, list[tuple[int, str]]] = {"actv": [], "actv_grad": []}
+    for data_type, found in shown.items():
+        for path in directory.glob(f"{data_type}_[0-9]*.csv"):
+            with path.open() as file:
+                found += [(int(row["step"]), row["name"]) for row in csv.DictReader(file)]
+    steps = (3, 4, 5)
+    assert sorted(shown["actv"]) == [(step, f".{side}") for step in steps for side in ("input", "output")]
+    assert sorted(shown["actv_grad"]) == [(step, ".output") for step in steps]
+    listed = {e["name"]: e["reason"] for e in coverage["missing"] if e["data_type"] == "actv"}
+    assert set(listed) == {"fc1", "relu", "fc2"}
+    assert set(listed.values()) == {"hook did not fire: inside a region compiled by torch.compile"}
+
+    torch.compiler.reset()
+    monitored = running.losses
+    alone = job(text(dynamic_on=False), compile=True)
+    alone.step(6)
+    assert alone.losses == monitored
 
 
 def test_changing_ops_and_activations_while_training(write_config, output_dir):
