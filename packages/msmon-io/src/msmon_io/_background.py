@@ -17,8 +17,10 @@ logger = logging.getLogger("msmon_io")
 Job = tuple[Callable[..., object], tuple[Any, ...]]
 
 # Waiting is worth a warning if within a minute it is more than a second and more than this share of the time. Where
-# steps take milliseconds, each may well wait a little.
+# steps take milliseconds, each may well wait a little; and the first seconds, in which writers import what they need,
+# say nothing about the rest.
 _WINDOW_S = 60.0
+_FIRST_S = 10.0
 _MATERIAL_S = 1.0
 _MATERIAL_SHARE = 0.05
 
@@ -109,7 +111,8 @@ class Background:
         self.waited_s += end - begin
         self._window_waited_s += end - begin
         elapsed = end - (begin if self._window_begin is None else self._window_begin)
-        if not self._said and self._window_waited_s > max(_MATERIAL_S, _MATERIAL_SHARE * elapsed):
+        material = self._window_waited_s > max(_MATERIAL_S, _MATERIAL_SHARE * elapsed)
+        if material and elapsed > _FIRST_S and not self._said:
             self._said = True
             logger.warning(
                 "writing is slower than the training, which has waited for it %.1f of the last %.1f s (said once); "
