@@ -167,6 +167,18 @@ def test_the_failure_is_in_the_coverage(write_config, output_dir, monkeypatch):
     assert coverage["seen"]["grad_reduced"] == coverage["expected"]["grad_reduced"] == 9
 
 
+def test_taking_the_hooks_off_fails_too(unmonitored, write_config, output_dir, caplog, monkeypatch):
+    """What could not be handed over ends the collection in the middle of a step; that may fail as well."""
+    places = {point: POINTS[point] for point in ("transfer", "module.step_ends")}
+    Faults(places, from_call(0), monkeypatch)
+    assert trained(write_config(**CONFIG)) == unmonitored
+    assert {re.match(r"monitoring of (.*) is", line)[1] for line in errors(caplog)} == {
+        "activations",
+        "hooks",
+        "results of steps",
+    }
+
+
 ASKED = {"activations": "msmon.collector:Collector.so_far", "gradients": "msmon.step_in_flight:summarize_many"}
 
 

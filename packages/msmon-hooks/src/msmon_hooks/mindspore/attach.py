@@ -125,15 +125,19 @@ class Attachment:
 
     def close(self) -> None:
         """Take every hook and patch off; harmless when called again."""
-        self._unhook()
-        self.step_registrations.close()
-        self._models.clear()
-        self._optimizer = None
+        try:
+            self._unhook()
+        finally:
+            self.step_registrations.close()
+            self._models.clear()
+            self._optimizer = None
 
     def _unhook(self) -> None:
-        self.registrations.close()
-        self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
-        self._first_step.clear()
+        try:
+            self.registrations.close()
+        finally:
+            self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
+            self._first_step.clear()
 
     def retire(self) -> None:
         """Take the hooks off from inside a step's callback."""
@@ -147,9 +151,9 @@ class Attachment:
         Raises:
             Exception: whatever hooking raises; the hooks that were set are taken off before.
         """
-        self._unhook()
+        self._part("hooks").always(self._unhook)
         # What failed before is tried again; the part that notices steps goes on.
-        self._parts = {"steps": self._part("steps")}
+        self._parts = {name: self._part(name) for name in ("steps", "start and stop")}
         self._take(request, observer, coverage)
         self._source = self._find_source()
         self.weights = self._source.weights()
@@ -351,21 +355,21 @@ class Attachment:
         if self._collectives is not None:
             deliveries.append(steps.run(self._collectives.step_ends))
         event = self._clock.step_ends(skipped=skipped)
-        steps.run(self._observer.step_end, event)
+        self._part("results of steps").run(self._observer.step_end, event)
         # Last, since what receives them may end the program.
         for deliver in deliveries:
             if deliver is not None:
                 steps.run(deliver)
         ends_program = self._request.ends_program and event.sampled
         if self._after_step is not None:
-            steps.run(self._after_step, event)
+            self._part("start and stop").run(self._after_step, event)
         if ends_program:
             raise SystemExit(0)
 
     def _step_skipped(self) -> None:
         """A loss scaler has not called the optimizer; moments and weights stand as they would have."""
         self._part("steps").run(self._step_begins, None)
-        self._step_ends(skipped=True)
+        self._part("steps").always(self._step_ends, skipped=True)
 
     # The rest
 

@@ -22,7 +22,7 @@ class OptimizerSteps:
     that reads them from the parameters.
 
     Args:
-        part: guards the first callback.
+        part: guards both callbacks.
     """
 
     def __init__(self, part: Part, begins: Callable[[Sequence[Any] | None], None], ends: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ class OptimizerSteps:
     def after(self) -> None:
         """A step has ended."""
         self.count += 1
-        self._ends()
+        self._part.always(self._ends)
 
     def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -109,15 +109,19 @@ class Attachment:
 
     def close(self) -> None:
         """Take every hook and patch off; harmless when called again."""
-        self._unhook()
-        self.step_registrations.close()
-        self._models.clear()
+        try:
+            self._unhook()
+        finally:
+            self.step_registrations.close()
+            self._models.clear()
 
     def _unhook(self) -> None:
-        self.registrations.close()
-        self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
-        self.forwards = None
-        self._first_step.clear()
+        try:
+            self.registrations.close()
+        finally:
+            self.weight_hooks = self._modules = self._momentum = self._features = self._collectives = None
+            self.forwards = None
+            self._first_step.clear()
 
     def reattach(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
         """Read something else from now on; None: nothing, and only the optimizer's step is still noticed.
@@ -127,7 +131,7 @@ class Attachment:
         Raises:
             Exception: whatever hooking raises; the hooks that were set are taken off before.
         """
-        self._unhook()
+        self._part("hooks").always(self._unhook)
         # What failed before is tried again; the part that notices steps goes on.
         self._parts = {name: self._part(name) for name in ("steps", "start and stop")}
         self._take(request, observer, coverage)
@@ -419,14 +423,14 @@ class Attachment:
         results.run(self._observer.step_end, event)
         if not results.enabled and len(self.registrations):
             # Nothing that is read could arrive anywhere; it would only pile up.
-            self._unhook()
+            self._part("hooks").always(self._unhook)
 
     def _step_skipped(self) -> None:
         """A loss scaler has not called the optimizer's step; gradients and moments stand as they would have."""
         steps = self._part("steps")
         steps.run(self._step_begins)
         steps.run(self._gradients_ready)
-        self._step_ends(None, skipped=True)
+        steps.always(self._step_ends, None, skipped=True)
 
     # The rest
 
