@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-SEEDS = int(os.environ.get("MSMON_FAULT_SEEDS", "6"))
+SEEDS = int(os.environ.get("MSMON_FAULT_SEEDS", "3"))
 ENGINES = {
     "ddp": {"engine": "ddp", "grad_acc_steps": 2},
     "fsdp1": {"engine": "fsdp1", "grad_acc_steps": 2},
