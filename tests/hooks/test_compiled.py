@@ -197,10 +197,16 @@ def test_a_graph_that_breaks_is_seen_once():
 
 def test_a_compiled_optimizer_is_noticed():
     torch._dynamo.reset()
+    compiled = []
+
+    def backend(graph, _inputs):
+        compiled.extend(node.meta.get("stack_trace") or "" for node in graph.graph.nodes)
+        return graph
+
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = torch.compile(optimizer.step, backend="eager")
+    step = torch.compile(optimizer.step, backend=backend)
     with Monitored(model, optimizer, weight_gradients=True) as monitored:
         for _ in range(3):
             model(torch.randn(3, 8)).pow(2).mean().backward()
@@ -208,3 +214,5 @@ def test_a_compiled_optimizer_is_noticed():
             optimizer.zero_grad()
     assert [event.step for event in monitored.recorder.events] == [0, 1, 2]
     assert len([key for key in monitored.recorder.rows if key[0] == "grad_reduced"]) == 3 * 14
+    assert compiled
+    assert not [trace for trace in compiled if "msmon_" in trace]

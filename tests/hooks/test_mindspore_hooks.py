@@ -8,12 +8,17 @@ import pickle
 import mindspore
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.common import api
 
 from msmon_hooks import Clock, Coverage, Request, Selector, Target, Targets
+from msmon_hooks.call_hooks import BeforeCall
 from msmon_hooks.mindspore import attach
+from msmon_hooks.mindspore.adam import AdamGroups
 from msmon_hooks.mindspore.module_calls import ModuleCalls
+from msmon_hooks.mindspore.moments import Moments
+from msmon_hooks.modules import ModuleHooks
+from msmon_hooks.parameters import Weight
 
 
 class Recorder:
@@ -341,6 +346,23 @@ def test_the_scale_of_an_optimizer_is_undone():
         assert {recorder.scales[h] for h in handles} == {8.0}
 
 
+def test_moments_of_optimizers_without_a_kernel_here():
+    """``mint.optim.AdamW`` cannot update on a CPU: what stands in for its update is written into its state."""
+    for kind in (mint.optim.AdamW, mint.optim.Adam):
+        model = nn.Dense(3, 2)
+        optimizer = kind(model.trainable_params(), lr=1e-2, betas=(0.8, 0.95), eps=1e-6)
+        moments = Moments(optimizer)
+        assert moments.of(model.bias) == {}
+        optimizer.exp_avg[1].set_data(some(2))
+        optimizer.exp_avg_sq[1].set_data(some(2, seed=1) ** 2)
+        optimizer.state_step.set_data(Tensor([3.0], mindspore.float32))
+        found = moments.of(model.bias)
+        np.testing.assert_array_equal(found["exp_avg"].asnumpy(), some(2).asnumpy())
+        np.testing.assert_array_equal(found["exp_avg_sq"].asnumpy(), some(2, seed=1).asnumpy() ** 2)
+        settings = AdamGroups(optimizer).settings(Weight(name="bias", vpp_stage=0, index=1, parameter=model.bias))
+        assert (settings.betas, settings.eps, float(settings.step.asnumpy()[0])) == ((0.8, 0.95), 1e-6, 3.0)
+
+
 def test_a_hook_that_fails_ends_alone_and_copies_carry_nothing():
     class Broken(Recorder):
         def measure(self, tensors, scale=None):
@@ -360,17 +382,35 @@ def test_a_hook_that_fails_ends_alone_and_copies_carry_nothing():
     assert not any(key.startswith("_msmon") for key in vars(model))
 
 
+def test_a_part_that_cannot_be_set_ends_alone(monkeypatch):
+    def refuse(*args):
+        raise OSError("no")
+
+    monkeypatch.setattr(ModuleHooks, "attach", refuse)
+    model = nn.Dense(3, 2)
+    coverage = Coverage()
+    recorder, hooks = hooked(model, sgd(model), coverage=coverage, **ALL)
+    step(model, hooks._optimizer, some(4, 3))
+    hooks.close()
+    assert "activations: switched off after OSError: no" in coverage.to_dict()["notes"]
+    assert recorder.names("grad_unreduced")
+    assert not recorder.names("actv")
+    assert recorder.names("grad_reduced") == recorder.names("param_updated") == ["weight", "bias"]
+
+
 def test_two_attachments_give_everything_back_in_any_order():
     original = nn.Cell.__call__
     first, second = ModuleCalls(), ModuleCalls()
-    first.attach()
-    second.attach()
+    cell = nn.Dense(1, 1)
+    first.add(cell, BeforeCall())
+    second.add_class(nn.Dense, BeforeCall())
     assert nn.Cell.__call__ is not original
     first.close()
     assert nn.Cell.__call__ is not original
     second.close()
     second.close()
     assert nn.Cell.__call__ is original
+    assert not any(key.startswith("_msmon") for key in vars(cell))
 
 
 @contextlib.contextmanager

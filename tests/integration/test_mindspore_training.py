@@ -44,6 +44,11 @@ def coverage(output_dir: Path) -> dict:
     return json.loads((run_dir(output_dir) / "coverage.json").read_text())
 
 
+def newest_coverage(output_dir: Path) -> dict:
+    files = output_dir.glob("*-rank0-*/coverage.json")
+    return json.loads(max(files, key=lambda path: path.stat().st_mtime_ns).read_text())
+
+
 # Ways to train. Each returns the losses, bit by bit.
 
 
@@ -310,12 +315,41 @@ def test_graph_mode_and_jit_say_what_is_missing_and_training_goes_on(write_confi
         mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     assert results[0] == results[1]
     assert "MindSpore runs in graph mode" in caplog.text
-    newest = max(output_dir.glob("*-rank0-*"), key=lambda path: (path / "coverage.json").stat().st_mtime_ns)
-    found = json.loads((newest / "coverage.json").read_text())
+    found = newest_coverage(output_dir)
     assert found["seen"]["actv"] == 0
     assert {entry["reason"] for entry in found["missing"]} == {"hook did not fire: MindSpore runs in graph mode"}
     # The optimizer is called from Python: what it is given and what it updates is recorded all the same.
     assert found["seen"]["grad_reduced"] == found["seen"]["param_updated"] == 6
+
+
+@pytest.mark.parametrize("capture", ["ast", "bytecode"])
+def test_a_function_that_jit_compiles(capture, write_config, output_dir, caplog):
+    config = write_config(xy_distribution=True, wg_distribution=True, param_distribution=True)
+    results = []
+    for monitored in (False, True):
+        model, optimizer = build("mlp")
+
+        def forward(x, model=model):
+            return model(x).sum()
+
+        grad = mindspore.value_and_grad(mindspore.jit(forward, capture_mode=capture), None, optimizer.parameters)
+        if monitored:
+            monitor = TrainerMon(config)
+            monitor.set_monitor(model, 1, optimizer)
+        losses = []
+        for batch in batches("mlp")[:2]:
+            loss, gradients = grad(batch)
+            optimizer(gradients)
+            losses.append(loss.asnumpy().tobytes())
+        results.append((losses, weight_bytes(model)))
+    monitor.close()
+    assert results[0] == results[1]
+    # The function says nothing of itself before it runs.
+    assert caplog.text.count("a function that jit compiles") == 1
+    found = newest_coverage(output_dir)
+    assert any("a function that jit compiles" in note for note in found["notes"])
+    assert found["seen"]["actv"] == 0
+    assert found["seen"]["grad_reduced"] == found["seen"]["param_updated"] == 4
 
 
 def test_an_adapter_with_torchs_interface(write_config, output_dir):
@@ -375,7 +409,9 @@ def test_an_adapter_with_torchs_interface(write_config, output_dir):
             self.param_groups = [{"params": list(parameters)}]
             self.state = {}
 
-        def step(self):
+        def step(self, closure=None):
+            if closure is not None:
+                closure()
             for parameter in self.param_groups[0]["params"]:
                 buffer = self.state.get(parameter, {}).get("momentum_buffer")
                 buffer = parameter.grad if buffer is None else buffer * 0.9 + parameter.grad
@@ -391,12 +427,19 @@ def test_an_adapter_with_torchs_interface(write_config, output_dir):
     with TrainerMon(config, params_have_main_grad=False) as monitor:
         monitor.set_monitor(model, 1, optimizer)
         grad = mindspore.value_and_grad(lambda x: model(x).sum(), None, parameters)
-        for batch in batches("mlp")[:3]:
-            _, gradients = grad(batch)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
+
+        def backward(batch):
+            for parameter, gradient in zip(parameters, grad(batch)[1], strict=True):
                 parameter.grad = gradient
-            optimizer.step()
-            norms = [float(np.linalg.norm(gradient.asnumpy())) for gradient in gradients]
+
+        first, second, third = batches("mlp")[:3]
+        backward(first)
+        optimizer.step()
+        backward(second)
+        optimizer.step()
+        # What stands when the step begins is not what the update consumes.
+        optimizer.step(lambda: backward(third))
+        norms = [float(np.linalg.norm(parameter.grad.asnumpy())) for parameter in parameters]
     assert not any(part.before or part.after for part in (model, *parts.values()))
     assert "step" not in vars(optimizer)
     found = coverage(output_dir)

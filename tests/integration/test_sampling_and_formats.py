@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
 from msmon.pytorch import TrainerMon
 
@@ -32,6 +33,24 @@ def test_interval_start_and_times(write_config, output_dir):
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     monitor.close()
     assert steps_on_disk(output_dir) == [11, 13]
+
+
+def test_current_gradients_are_unscaled(write_config, output_dir):
+    model, optimizer = build("mlp")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    config = write_config(wg_distribution=True, format="api", ops=["norm", "max", "zeros"], eps=1e-3)
+    with TrainerMon(config, params_have_main_grad=False) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        scaler.scale(model(torch.ones(3, 4)).sum()).backward()
+        gradient = model.fc1.weight.grad.div(1024)
+        before, unreduced = monitor.generate_wgrad_metrics()
+        scaler.unscale_(optimizer)
+        after, _ = monitor.generate_wgrad_metrics()
+        scaler.step(optimizer)
+    expected = [gradient.norm().item(), gradient.max().item(), (gradient.abs() < 1e-3).double().mean().item()]
+    for metrics, data_type in ((before, "grad_reduced"), (unreduced, "grad_unreduced"), (after, "grad_reduced")):
+        found = metrics[f"0:fc1.weight/rank0/{data_type}"]
+        assert [found[op] for op in ("norm", "max", "zeros")] == pytest.approx(expected, rel=1e-6)
 
 
 def test_api_format_writes_nothing_and_answers(write_config, output_dir):
@@ -188,3 +207,20 @@ def test_a_nan_in_the_batch_is_the_first_anomaly(write_config, output_dir):
         "message",
         "group_mates",
     } <= set(first)
+
+
+def test_the_same_name_in_two_virtual_stages_counts_twice(write_config, output_dir):
+    chunks = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
+    optimizer = torch.optim.SGD([parameter for chunk in chunks for parameter in chunk.parameters()], lr=0.1)
+    config = write_config(wg_distribution=True, xy_distribution=True, all_xy=True)
+    with TrainerMon(config, params_have_main_grad=False) as monitor:
+        monitor.set_monitor(chunks, 1, optimizer)
+        # The last layer of the second stage is never called.
+        chunks[1][0](chunks[0](torch.ones(3, 4))).sum().backward()
+        optimizer.step()
+    (path,) = output_dir.glob("*-rank0-*/coverage.json")
+    found = json.loads(path.read_text())
+    assert (found["expected"]["grad_reduced"], found["seen"]["grad_reduced"]) == (8, 6)
+    missing = {(entry["data_type"], entry["name"]) for entry in found["missing"]}
+    assert {("grad_reduced", "1:1.weight"), ("grad_reduced", "1:1.bias")} <= missing
+    assert not {name for _, name in missing if name.startswith("0:")}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 DATA_TYPES = (
     "actv",
@@ -93,9 +93,11 @@ class TensorRef:
     merges: bool = False
     """Whether records with the same :attr:`key` are merged into one row; else the last one stands."""
 
-    @property
-    def key(self) -> tuple[str, int, str, int | None]:
-        """What makes the row unique within a step."""
+    key: tuple[str, int, str, int | None] = field(init=False, repr=False)
+    """What makes the row unique within a step."""
+
+    @key.default
+    def _make_key(self) -> tuple[str, int, str, int | None]:
         return (self.data_type, self.vpp_stage, self.name, self.micro_step)
 
 

@@ -17,9 +17,9 @@ from msmon_hooks.measured import Measured
 if TYPE_CHECKING:
     from msmon_hooks.calls import Call
 
-INPUT = ("input", 0)
-OUTPUT = ("output", 1)
-"""Side of a module, and its place in the order of rows."""
+INPUT = ("input_grad", 0)
+OUTPUT = ("output_grad", 1)
+"""What targets calls the gradients of a side of a module, and its place in the order of rows."""
 
 
 class _GradientOf(Hook):
@@ -34,8 +34,11 @@ class _GradientOf(Hook):
     def __call__(self, gradient: Any) -> None:
         owner = self.owner
         # A graph that outlives its step belongs to no row.
-        if self.uses and owner.active and owner.clock.step == self.step:
-            owner.part.run(owner.read, self.uses, gradient)
+        if self.uses and owner.active and owner.clock.step == self.step and owner.part.enabled:
+            try:
+                owner.read(self.uses, gradient)
+            except Exception as error:
+                owner.part.fail(error)
             if self.is_leaf:
                 # Every backward that reaches a leaf calls its hook; the uses so far have had theirs.
                 self.uses.clear()
@@ -68,7 +71,7 @@ class ActivationGradients:
         self._hooked = Measured(framework)
         self._measured = Measured(framework)
         self._refs = RefCache()
-        self._expected: set[str] = set()
+        self._expected: set[tuple[int, str]] = set()
         self._leaf_handles: list[Any] = []
 
     def watch(self, tensor: Any, call: Call, name: str, position: tuple[int, int]) -> None:
@@ -85,17 +88,16 @@ class ActivationGradients:
                 self._leaf_handles.append(handle)
             self._hooked.put(tensor, hook)
         hook.uses.append((call, name, position))
-        if name not in self._expected and self._framework.requires_grad(tensor):
-            self._expected.add(name)
-            self._coverage.expect("actv_grad", name, "no gradient reached it")
+        key = call.site.vpp_stage, name
+        if key not in self._expected and self._framework.requires_grad(tensor):
+            self._expected.add(key)
+            self._coverage.expect("actv_grad", name, "no gradient reached it", stage=call.site.vpp_stage)
 
     def read(self, uses: list[tuple[Call, str, tuple[int, int]]], gradient: Any) -> None:
         """The gradient has been computed."""
-        handle = self._measured.get(gradient)
-        if handle is None:
-            handle = self._observer.measure([gradient], self._loss_scale.of(gradient))[0]
-            self._measured.put(gradient, handle)
-        shape, dtype = tuple(self._framework.shape(gradient)), self._framework.dtype(gradient)
+        scale = self._loss_scale.of(gradient)
+        (handle,) = self._measured.handles([gradient], lambda new: self._observer.measure(new, scale))
+        shape, dtype, _ = self._framework.describe(gradient)
         refs = []
         for call, name, position in uses:
             order = (call.micro_step, -call.end, *position)

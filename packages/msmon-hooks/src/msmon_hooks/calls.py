@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import define, field
@@ -33,9 +33,15 @@ class Site:
     pending: list[Call] = field(factory=list)
     """Calls that ran without gradients inside the training: where that was a checkpoint, a recomputation follows."""
     called: bool = False
+    unselective: bool = field(init=False)
+    """Everything is monitored, every side and element."""
     mismatched: set[str] = field(factory=set)
     """Slots whose selector did not fit, so that it is said once."""
     names: dict[tuple[int, str, Path], str] = field(factory=dict)
+
+    @unselective.default
+    def _is_unselective(self) -> bool:
+        return not self.target.selectors
 
     def row_name(self, number: int, slot: str, path: Path) -> str:
         """Name of the tensor at ``path`` in call ``number`` of the micro-step."""
@@ -61,8 +67,9 @@ class Call:
     """Equal for calls of one checkpointed segment."""
     end: int = -1
     """Position in the order in which modules end their forward; -1 while the call is open."""
-    inputs: list[tuple[str, tuple[int, ...], str, bool]] = field(factory=list)
-    handles: list[int] = field(factory=list)
+    inputs: Sequence[tuple[str, tuple[tuple[int, ...], str, bool]]] = ()
+    """Name and description of each input that is listed, and the handles beside them."""
+    handles: Sequence[int] = ()
     watched: frozenset[str] = frozenset()
     """Names whose gradient is read although the call ran without gradients: tensors from outside the checkpoint."""
 
@@ -71,6 +78,9 @@ def input_leaves(
     site: Site, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], is_tensor: IsTensor
 ) -> list[Leaf]:
     """The tensors that a module is called with: positional ones by index, the others by keyword."""
+    if len(args) == 1 and not kwargs and site.plain_input is not False and is_tensor(args[0]):
+        site.plain_input = True
+        return [(site.row_name(number, "input", ()), 0, args[0])]
     found: list[tuple[Path, int, Any]] = []
     for position, value in enumerate(args):
         found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (str(position),))]

@@ -11,6 +11,7 @@ from msmon_hooks._events import Observer, TensorRef
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.guard import Part, logger
+from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import CollectiveRequest
 
 SENT, RECEIVED = "pre", "post"
@@ -35,6 +36,10 @@ class CollectiveRows:
         """Description of a call -> how often it came in the first step."""
         self._logged = False
         self._order: dict[str, int] = {}
+
+    def attach(self, registrations: Registrations) -> None:
+        """Observe every collective that the framework has."""
+        raise NotImplementedError
 
     @property
     def wanted(self) -> bool:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import Any
 
 NOT_FIRED = "hook did not fire"
 
+_Key = tuple[int, str]
+"""Virtual stage and name."""
+
 
 class Coverage:
     """Counts tensors by data type. A tensor counts once, however many steps and micro-steps it is seen in.
+
+    The stages of a virtual pipeline may have modules and parameters of the same name: ``stage`` tells them apart, and
+    names get the prefix ``"<stage>:"`` where there is more than one.
 
     Example:
         >>> coverage = Coverage()
@@ -24,31 +31,33 @@ class Coverage:
     """
 
     def __init__(self) -> None:
-        self._expected: dict[str, dict[str, str]] = {}
-        self._seen: dict[str, set[str]] = {}
+        self._expected: dict[str, dict[_Key, str]] = {}
+        self._seen: dict[str, set[_Key]] = {}
         self._notes: dict[str, None] = {}
         self._skipped_steps: dict[int, None] = {}
         self._lock = threading.Lock()
 
-    def expect(self, data_type: str, name: str, reason: str = NOT_FIRED) -> None:
+    def expect(self, data_type: str, name: str, reason: str = NOT_FIRED, *, stage: int = 0) -> None:
         """A tensor should be seen; ``reason`` is what is said where it is not."""
         with self._lock:
-            self._expected.setdefault(data_type, {}).setdefault(name, reason)
+            self._expected.setdefault(data_type, {}).setdefault((stage, name), reason)
 
-    def withdraw(self, data_type: str, name: str) -> None:
+    def withdraw(self, data_type: str, name: str, *, stage: int = 0) -> None:
         """The tensor is no longer expected: what it stood for is now listed by other names."""
         with self._lock:
-            self._expected.get(data_type, {}).pop(name, None)
+            self._expected.get(data_type, {}).pop((stage, name), None)
 
-    def explain(self, data_type: str, name: str, reason: str) -> None:
+    def explain(self, data_type: str, name: str, reason: str, *, stage: int = 0) -> None:
         """Why a tensor was not seen, in place of the reason so far."""
         with self._lock:
-            self._expected.setdefault(data_type, {})[name] = reason
+            self._expected.setdefault(data_type, {})[stage, name] = reason
 
-    def saw(self, data_type: str, names: Iterable[str]) -> None:
-        """Tensors of which a row exists."""
+    def saw(self, data_type: str, names: Iterable[str], stages: Iterable[int] | None = None) -> None:
+        """Tensors of which a row exists; ``stages`` has one number a name, all 0 where it is missing."""
         with self._lock:
-            self._seen.setdefault(data_type, set()).update(names)
+            self._seen.setdefault(data_type, set()).update(
+                zip(repeat(0) if stages is None else stages, names, strict=False)
+            )
 
     def note(self, text: str) -> None:
         """Something that the reader of the files should know; kept once."""
@@ -73,11 +82,13 @@ class Coverage:
         """The content of ``coverage.json``: per data type expected and seen, and what is missing."""
         with self._lock:
             types = sorted({*self._expected, *self._seen})
+            known = chain.from_iterable((*self._expected.values(), *self._seen.values()))
+            staged = any(stage > 0 for stage, _ in known)
             missing = [
-                {"data_type": data_type, "name": name, "reason": reason}
+                {"data_type": data_type, "name": f"{stage}:{name}" if staged else name, "reason": reason}
                 for data_type in types
-                for name, reason in self._expected.get(data_type, {}).items()
-                if name not in self._seen.get(data_type, ())
+                for (stage, name), reason in self._expected.get(data_type, {}).items()
+                if (stage, name) not in self._seen.get(data_type, ())
             ]
             expected = {t: len({*self._expected.get(t, ()), *self._seen.get(t, ())}) for t in types}
             return {

@@ -28,6 +28,9 @@ class Framework(Protocol):
     def requires_grad(self, tensor: Any) -> bool:
         """Whether a gradient is expected to reach the tensor."""
 
+    def describe(self, tensor: Any) -> tuple[tuple[int, ...], str, bool]:
+        """:meth:`shape`, :meth:`dtype` and :meth:`requires_grad` in one, for the hooks that run most often."""
+
     def can_have_gradient(self, tensor: Any) -> bool:
         """Whether a gradient may reach the tensor, be it expected or not: :meth:`register_hook` takes it."""
 

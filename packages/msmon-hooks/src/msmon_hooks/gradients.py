@@ -193,7 +193,7 @@ class GradientSource:
         """The engine is of a version whose inside is not known: say what will be missing, and go on."""
         logger.warning("grad_unreduced of %d parameters will be missing: %s", len(weights), reason)
         for weight in weights:
-            self.coverage.explain("grad_unreduced", weight.name, reason)
+            self.coverage.explain("grad_unreduced", weight.name, reason, stage=weight.vpp_stage)
 
     def scale(self) -> Any:
         """What the gradients at ``reduced`` are still multiplied by (loss scaling), or None."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger("msmon")
@@ -54,3 +54,26 @@ class Part:
         logger.debug("the failure in %s", self.name, exc_info=error)
         if self._on_failure is not None:
             self._on_failure(self.name, reason)
+
+
+class Parts:
+    """The parts of a monitor by name; each is made when it is first asked for.
+
+    Example:
+        >>> parts = Parts(lambda name, reason: None)
+        >>> parts("weights") is parts("weights"), "activations" in parts
+        (True, False)
+    """
+
+    def __init__(self, on_failure: Callable[[str, str], None], *, kept: Iterable[Part] = ()) -> None:
+        self._on_failure = on_failure
+        self._parts = {part.name: part for part in kept}
+
+    def __call__(self, name: str, on_failure: Callable[[str, str], None] | None = None) -> Part:
+        """The part of this name; ``on_failure``: what to call when it fails, in place of what all others call."""
+        if name not in self._parts:
+            self._parts[name] = Part(name, on_failure or self._on_failure)
+        return self._parts[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts

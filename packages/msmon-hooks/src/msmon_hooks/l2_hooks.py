@@ -100,7 +100,7 @@ class L2Hooks:
                 self._report_unmatched(kind, targets, [name for _, name in modules])
 
     def _add(self, use: _Use) -> None:
-        self._coverage.expect(use.kind, l2_name(use.kind, use.name), NOT_FIRED)
+        self._coverage.expect(use.kind, l2_name(use.kind, use.name), NOT_FIRED, stage=use.vpp_stage)
         if use.kind in _OF_WEIGHTS:
             self._weights.append(use)
             return
@@ -109,9 +109,7 @@ class L2Hooks:
         self._hooked.append((use.module, hook))
 
     def _report_unmatched(self, kind: str, targets: Targets, known: list[str]) -> None:
-        for name, near in targets.unmatched(known).items():
-            text = f"l2_targets.{kind}: nothing in the model is called {name!r}"
-            text += f"; near: {', '.join(near)}" if near else ""
+        for text in targets.unmatched(f"l2_targets.{kind}", known):
             if text not in self._reported:
                 self._reported.add(text)
                 logger.warning("%s", text)
@@ -160,7 +158,7 @@ class L2Hooks:
     def _refuse(self, use: _Use, reason: str) -> None:
         use.enabled = False
         name = l2_name(use.kind, use.name)
-        self._coverage.explain(use.kind, name, reason)
+        self._coverage.explain(use.kind, name, reason, stage=use.vpp_stage)
         logger.warning("l2_targets.%s: %s cannot be computed: %s", use.kind, name, reason)
 
     def _detach(self) -> None:

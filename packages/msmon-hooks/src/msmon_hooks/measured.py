@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msmon_hooks.framework import Framework
@@ -44,6 +45,35 @@ class Measured:
         version = self._version(tensor)
         if version is not None:
             self._entries[id(tensor)] = (weakref.ref(tensor), version, value)
+
+    def handles(self, tensors: Sequence[Any], measure: Callable[[list[Any]], list[int]]) -> list[int]:
+        """The handle of each tensor. Those that are not stored yet are given to ``measure``, all at once.
+
+        Example:
+            >>> import torch
+            >>> from msmon_hooks.torch.framework import TORCH
+            >>> x, y = torch.ones(3), torch.ones(2)
+            >>> seen = Measured(TORCH); seen.put(x, 5)
+            >>> seen.handles([x, y], lambda new: [7] * len(new))
+            [5, 7]
+        """
+        entries, version_of = self._entries, self._version
+        handles: list[int] = []
+        unread: list[tuple[int, Any, int | None]] = []
+        for tensor in tensors:
+            version = version_of(tensor)
+            entry = entries.get(id(tensor))
+            if entry is not None and entry[1] == version and entry[0]() is tensor:
+                handles.append(entry[2])
+            else:
+                unread.append((len(handles), tensor, version))
+                handles.append(-1)
+        if unread:
+            for (index, tensor, version), handle in zip(unread, measure([one[1] for one in unread]), strict=True):
+                handles[index] = handle
+                if version is not None:
+                    entries[id(tensor)] = (weakref.ref(tensor), version, handle)
+        return handles
 
     def clear(self) -> None:
         """Forget everything: the step is over."""

@@ -20,7 +20,7 @@ from msmon_hooks.framework import Framework
 from msmon_hooks.guard import Part, logger
 from msmon_hooks.measured import Measured
 from msmon_hooks.short_names import ShortNames
-from msmon_hooks.targets import EVERYTHING, Target, Targets
+from msmon_hooks.targets import Target, Targets
 from msmon_hooks.training_forwards import TrainingForwards
 
 
@@ -31,8 +31,11 @@ class _Enter(BeforeCall):
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         owner = self.owner
-        if owner.clock.sampled:
-            owner.part.run(owner.enter, self.site, args, kwargs)
+        if owner.clock.sampled and owner.part.enabled:
+            try:
+                owner.enter(self.site, args, kwargs)
+            except Exception as error:
+                owner.part.fail(error)
 
 
 class _Leave(AfterCall):
@@ -42,8 +45,11 @@ class _Leave(AfterCall):
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         owner = self.owner
-        if owner.clock.sampled:
-            owner.part.run(owner.leave, self.site, output)
+        if owner.clock.sampled and owner.part.enabled:
+            try:
+                owner.leave(self.site, output)
+            except Exception as error:
+                owner.part.fail(error)
 
 
 class _OpenCalls(threading.local):
@@ -119,7 +125,7 @@ class ModuleHooks:
                 calls.remove(hooked.module, hooked.enter)
                 calls.remove(hooked.module, hooked.leave)
                 if not hooked.enter.site.called:
-                    self._coverage.explain(self._data_type, _shown(hooked.enter.site.name), "removed from the model")
+                    self._explain(hooked.enter.site, "removed from the model")
         for key, (module, target) in wanted.items():
             if key in self._hooked:
                 continue
@@ -131,7 +137,10 @@ class ModuleHooks:
             if not site.called:
                 why = unseen.get(id(module))
                 reason = NOT_FIRED if why is None else f"{NOT_FIRED}: {why}"
-                self._coverage.explain(self._data_type, _shown(site.name), reason)
+                self._explain(site, reason)
+
+    def _explain(self, site: Site, reason: str) -> None:
+        self._coverage.explain(self._data_type, _shown(site.name), reason, stage=site.vpp_stage)
 
     def close(self) -> None:
         """Let go of the model and forget what was read."""
@@ -162,9 +171,11 @@ class ModuleHooks:
         length, positional = len(args) + len(kwargs), len(args)
         if self._forward and not again:
             chosen = self._chosen(site, "input", leaves, length, positional)
-            call.inputs = [(name, *self._description(tensor)) for name, _, tensor in chosen]
-            call.handles = self._read([t for _, _, t in chosen])
-        self._watch(call, INPUT, leaves, length, positional)
+            describe = self.framework.describe
+            call.inputs = [(name, describe(tensor)) for name, _, tensor in chosen]
+            call.handles = self._measured.handles([tensor for _, _, tensor in chosen], self._observer.measure)
+        if self._gradients is not None:
+            self._watch(self._gradients, call, INPUT, leaves, length, positional)
 
     def leave(self, site: Site, output: Any) -> None:
         """A module has run."""
@@ -181,7 +192,8 @@ class ModuleHooks:
                 self._list(call, leaves, length)
             if self._gradients is not None and not self.framework.is_recording():
                 site.pending.append(call)
-        self._watch(call, OUTPUT, leaves, length)
+        if self._gradients is not None:
+            self._watch(self._gradients, call, OUTPUT, leaves, length)
 
     def _begin(self, site: Site) -> Call:
         step, micro_step = self.clock.step, self.clock.micro_step_of(site.vpp_stage)
@@ -192,7 +204,7 @@ class ModuleHooks:
             site.calls += 1
         if not site.called:
             site.called = True
-            self._coverage.withdraw(self._data_type, _shown(site.name))
+            self._coverage.withdraw(self._data_type, _shown(site.name), stage=site.vpp_stage)
         parent = self._open.first[-1] if self._open.first else None
         return Call(site, step, micro_step, number, parent, self.framework.segment_number())
 
@@ -219,39 +231,47 @@ class ModuleHooks:
 
     def _list(self, call: Call, leaves: list[Leaf], length: int) -> None:
         chosen = self._chosen(call.site, "output", leaves, length)
-        handles = self._read([tensor for _, _, tensor in chosen])
-        refs = [self._ref(call, True, *one) for one in call.inputs]
-        refs += [self._ref(call, False, name, *self._description(tensor)) for name, _, tensor in chosen]
+        handles = self._measured.handles([tensor for _, _, tensor in chosen], self._observer.measure)
+        describe = self.framework.describe
+        refs = [self._ref(call, True, name, *description) for name, description in call.inputs]
+        refs += [self._ref(call, False, name, *describe(tensor)) for name, _, tensor in chosen]
         if refs:
-            self._observer.record(refs, call.handles + handles)
+            self._observer.record(refs, [*call.handles, *handles])
         elif not leaves:
-            self._coverage.expect("actv", _shown(call.site.name), "no tensor among its inputs and outputs")
+            reason = "no tensor among its inputs and outputs"
+            self._coverage.expect("actv", _shown(call.site.name), reason, stage=call.site.vpp_stage)
 
     def _watch(
-        self, call: Call, side: tuple[str, int], leaves: list[Leaf], length: int, positional: int | None = None
+        self,
+        gradients: ActivationGradients,
+        call: Call,
+        side: tuple[str, int],
+        leaves: list[Leaf],
+        length: int,
+        positional: int | None = None,
     ) -> None:
-        if self._gradients is None:
-            return
-        chosen = self._chosen(call.site, f"{side[0]}_grad", leaves, length, positional)
-        for index, (name, _, tensor) in enumerate(chosen):
+        slot, position = side
+        for index, (name, _, tensor) in enumerate(self._chosen(call.site, slot, leaves, length, positional)):
             if name not in call.watched and self.framework.can_have_gradient(tensor):
-                self._gradients.watch(tensor, call, name, (side[1], index))
+                gradients.watch(tensor, call, name, (position, index))
                 if not self.framework.is_recording():
                     call.watched |= {name}
 
     def _chosen(
         self, site: Site, slot: str, leaves: list[Leaf], length: int, positional: int | None = None
     ) -> list[Leaf]:
+        if site.unselective:
+            return leaves
         selector = site.target.selector(slot)
-        if selector is None or selector is EVERYTHING:
-            return leaves if selector else []
+        if selector is None:
+            return []
         chosen = selected(selector, leaves, length, positional)
         if chosen is None and slot not in site.mismatched:
             site.mismatched.add(slot)
             side = slot.removesuffix("_grad")
             data_type = "actv" if slot == side else "actv_grad"
             wanted = f"{length} elements, not the {selector.length} that targets says"
-            self._coverage.explain(data_type, f"{site.name}.{side}", wanted)
+            self._coverage.explain(data_type, f"{site.name}.{side}", wanted, stage=site.vpp_stage)
             logger.warning(
                 "targets: %s of %s has %s: not monitored",
                 slot,
@@ -259,19 +279,6 @@ class ModuleHooks:
                 f"{length} elements, not {selector.length}",
             )
         return chosen or []
-
-    def _read(self, tensors: list[Any]) -> list[int]:
-        handles: list[Any] = [self._measured.get(tensor) for tensor in tensors]
-        unread = [index for index, handle in enumerate(handles) if handle is None]
-        if unread:
-            for index, handle in zip(unread, self._observer.measure([tensors[i] for i in unread]), strict=True):
-                handles[index] = handle
-                self._measured.put(tensors[index], handle)
-        return handles
-
-    def _description(self, tensor: Any) -> tuple[tuple[int, ...], str, bool]:
-        framework = self.framework
-        return framework.shape(tensor), framework.dtype(tensor), framework.requires_grad(tensor)
 
     def _ref(
         self, call: Call, is_input: bool, name: str, shape: tuple[int, ...], dtype: str, requires_grad: bool

@@ -60,9 +60,10 @@ class MomentumHooks:
         for weight in self.weights:
             reason = "no gradient" if weight.parameter.requires_grad else "frozen"
             if sign_agreement is not None:
-                coverage.expect(DIRECTION, weight.name, reason)
+                coverage.expect(DIRECTION, weight.name, reason, stage=weight.vpp_stage)
             if adam_histograms is not None:
-                coverage.expect(ADAM_HISTOGRAM, weight.name, "the optimizer has no moments of Adam's kind")
+                unlike = "the optimizer has no moments of Adam's kind"
+                coverage.expect(ADAM_HISTOGRAM, weight.name, unlike, stage=weight.vpp_stage)
 
     def step_begins(self) -> None:
         """The moments are those of the last update."""
@@ -91,7 +92,7 @@ class MomentumHooks:
             try:
                 number = sign_agreement(gradient, momentum)
             except ValueError as error:
-                self._coverage.explain(DIRECTION, weight.name, str(error))
+                self._coverage.explain(DIRECTION, weight.name, str(error), stage=weight.vpp_stage)
                 continue
             refs.append(self._ref(DIRECTION, weight, self._framework.dtype(gradient)))
             numbers.append(number)

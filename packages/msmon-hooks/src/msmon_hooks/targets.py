@@ -85,11 +85,16 @@ class Targets:
         # All of them are looked up, so that every configured name that matches is known to have matched.
         return any([self._find(stage, prefix) is not None for prefix in above])  # noqa: C419
 
-    def unmatched(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """The configured names that matched nothing so far, each with the nearest of ``names``."""
+    def unmatched(self, key: str, names: Iterable[str]) -> list[str]:
+        """A sentence for each configured name that matched nothing so far, with the nearest of ``names``.
+
+        ``key``: where the configuration has them.
+        """
         known = list(names)
-        return {
-            name: difflib.get_close_matches(name.partition(":")[2] or name, known, n=3)
-            for name in self._wanted
-            if name not in self._matched
-        }
+        found = []
+        for name in self._wanted:
+            if name not in self._matched:
+                near = difflib.get_close_matches(name.partition(":")[2] or name, known, n=3)
+                also = f"; near: {', '.join(near)}" if near else ""
+                found.append(f"{key}: nothing in the model is called {name!r}{also}")
+        return found

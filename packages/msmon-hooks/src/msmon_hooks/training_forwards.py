@@ -24,7 +24,7 @@ class TrainingForwards:
         self.clock = clock
         self.part = part
         self.before_sampled: list[Callable[[], None]] = []
-        """Called before a training forward of a sampled step, while nothing of the model runs."""
+        """Called before the first training forward of a sampled step, while nothing of the model runs."""
         self._roots = list(models)
         self._inside: list[bool | None] = [None for _ in models]
         self._depth = [0 for _ in models]
@@ -53,7 +53,7 @@ class TrainingForwards:
             return
         training = self._inside[stage] = self._training(stage)
         if training:
-            if self.clock.sampled:
+            if self.clock.sampled and not self.clock.in_step:
                 for check in self.before_sampled:
                     check()
             self.clock.forward_begins(stage)

@@ -106,7 +106,7 @@ class WeightHooks:
     def _expect(self, data_type: str) -> None:
         for weight in self._written[data_type]:
             reason = _MISSING[data_type] if weight.parameter.requires_grad else "frozen"
-            self._coverage.expect(data_type, weight.name, reason)
+            self._coverage.expect(data_type, weight.name, reason, stage=weight.vpp_stage)
 
     @property
     def wants_gradients(self) -> bool:
@@ -178,7 +178,6 @@ class WeightHooks:
         self._measured.clear()
         self._accumulations.clear()
         self._unreduced.clear()
-        self._source.step_ends()
 
     @property
     def reduces(self) -> bool:
@@ -189,6 +188,11 @@ class WeightHooks:
         """The gradients that the optimizer would consume now."""
         found = ((weight, self._source.reduced(weight)) for weight in self._written["grad_reduced"])
         return [(weight, gradient) for weight, gradient in found if gradient is not None]
+
+    def current_scale(self) -> Any:
+        """By what :meth:`current_gradients` are multiplied, outside of the optimizer's step; None: by nothing."""
+        scale = self._source.scale()
+        return self._loss_scale.between() if scale is None else scale
 
     def _read_gradients(self) -> None:
         present = self.current_gradients()
@@ -232,7 +236,7 @@ class WeightHooks:
             if name not in kept and self._written[name]:
                 self._coverage.note(f"{name}: {type(self._source.optimizer).__name__} keeps no such state")
                 for weight in self._written[name]:
-                    self._coverage.withdraw(name, weight.name)
+                    self._coverage.withdraw(name, weight.name, stage=weight.vpp_stage)
 
     def _read_weights(self, data_type: str) -> None:
         trained = [weight for weight in self._written[data_type] if weight.parameter.requires_grad]
@@ -252,17 +256,13 @@ class WeightHooks:
     ) -> None:
         if not weights:
             return
-        handles = [self._measured.get(tensor) if reuse else None for tensor in tensors]
-        unread = [index for index, handle in enumerate(handles) if handle is None]
-        if unread:
-            new = self._observer.measure([tensors[index] for index in unread], scale)
-            for index, handle in zip(unread, new, strict=True):
-                handles[index] = handle
-                if reuse:
-                    self._measured.put(tensors[index], handle)
+        if reuse:
+            handles = self._measured.handles(tensors, lambda new: self._observer.measure(new, scale))
+        else:
+            handles = self._observer.measure(tensors, scale)
         self._observer.record(
             [self._ref(data_type, weight, tensor, micro_step) for weight, tensor in zip(weights, tensors, strict=True)],
-            [handle if handle is not None else -1 for handle in handles],
+            handles,
         )
 
     def _ref(self, data_type: str, weight: Weight, tensor: Any, micro_step: int | None) -> TensorRef:

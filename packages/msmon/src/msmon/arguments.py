@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 def check_integer(name: str, value: object, lowest: int) -> None:
@@ -18,3 +19,22 @@ def check_optimizer(optimizer: object, methods: Sequence[str]) -> None:
     if not any(callable(getattr(optimizer, method, None)) for method in methods):
         wanted = " or ".join(f"{method}()" for method in methods)
         raise TypeError(f"set_monitor: optimizer must have a method {wanted}, got {type(optimizer).__name__}")
+
+
+def find_models(model: Any, kind: str, is_model: Callable[[Any], bool]) -> list[Any]:
+    """The model chunks.
+
+    Args:
+        model: a model, or a list of them.
+        kind: how messages call a model.
+        is_model: whether something is one.
+
+    Raises:
+        TypeError: it is something else; the message says what.
+    """
+    models = list(model) if isinstance(model, list | tuple) else [model]
+    wrong = [type(one).__name__ for one in models if not is_model(one)]
+    if wrong or not models:
+        given = wrong[0] if wrong else "an empty list"
+        raise TypeError(f"set_monitor: model must be a {kind} or a list of {kind}s, got {given}")
+    return models

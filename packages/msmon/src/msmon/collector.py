@@ -89,6 +89,12 @@ class Collector:
         handles = np.fromiter((handle for _, handle in rows), np.intp, len(rows))
         return [ref for ref, _ in rows], handles, transfer.matrix()
 
+    def measure_apart(self, tensors: Sequence[Any], scale: Any) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Handles and rows of tensors that are no part of the step's record. Waits for the device."""
+        buffer = type(self._buffer)()
+        handles = buffer.measure(tensors, self.eps, scale)
+        return np.array(handles, np.intp), buffer.transfer().matrix()
+
     def step_end(self, event: StepEnd) -> None:
         """Hand over a sampled step."""
         if not event.sampled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from attrs import evolve
 
 import msmon_alert
 from msmon import config as configuration
-from msmon.arguments import check_integer, check_optimizer
+from msmon.arguments import check_integer, check_optimizer, find_models
 from msmon.collector import Buffer, NoObserver
 from msmon.config import Config, DynamicSwitch, Period
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
@@ -49,6 +49,12 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
 
     framework: str
     """Import name of the framework."""
+    _hooks: Any
+    """Its part of msmon_hooks, with ``attach``, ``Groups`` and ``group_ranks``."""
+    _make_buffer: Callable[[], Buffer]
+    """A buffer of statistics for its tensors."""
+    _model_kind: str
+    """How messages call a model."""
     optimizer_methods: tuple[str, ...] = ("step",)
     """The methods of an optimizer that may update the weights; one of them must be there."""
 
@@ -97,31 +103,26 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
     def _find_world_size(self) -> int:
         """How many processes train."""
 
+    @abstractmethod
+    def _is_model(self, model: Any) -> bool:
+        """Whether the hooks know how to read it."""
+
     def _group_ranks(self, group: Any) -> Sequence[int]:
         """The ranks of a process group that the script passed, in its order; without one, this rank alone."""
-        return [self._rank]
+        ranks: Sequence[int] = [self._rank] if group is None else self._hooks.group_ranks(group)
+        return ranks
 
-    @abstractmethod
-    def _find_models(self, model: Any) -> Sequence[Any]:
-        """The model chunks, or TypeError that names the argument."""
+    def _request(self, session: Session) -> Request:
+        groups = self._hooks.Groups(
+            data_parallel=self._dp_group, tensor_parallel=self._tp_group, monitored=session.config.module_ranks
+        )
+        return session.request(main_grad=self._main_grad, groups=groups)
 
-    @abstractmethod
-    def _make_buffer(self) -> Buffer:
-        """A buffer of statistics for this framework's tensors."""
-
-    def _groups(self) -> Any:
-        """Ranks that hold the same tensors, as the framework's hooks describe them."""
-        return None
-
-    @abstractmethod
     def _attach(
         self, models: Sequence[Any], optimizer: Any, clock: Clock, request: Request | None, observer: Any, coverage: Any
     ) -> Any:
-        """Hook the models and the optimizer, and call :meth:`_after_step` when a step is over.
-
-        The result has ``close()``, ``retire()`` (from inside a step), ``reattach(request, observer, coverage)`` (read
-        something else from now on, nothing for None), ``describe()``, ``engine`` and ``weight_hooks``.
-        """
+        """Hook the models and the optimizer; see :class:`msmon_hooks.attachment.Attachment`."""
+        return self._hooks.attach(models, optimizer, request, clock, observer, coverage, after_step=self._after_step)
 
     # The documented API
 
@@ -148,7 +149,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         Raises:
             TypeError: an argument of the wrong type; the message names it.
         """
-        models = self._find_models(model)
+        models = find_models(model, self._model_kind, self._is_model)
         check_integer("grad_acc_steps", grad_acc_steps, 1)
         check_integer("start_iteration", start_iteration, 0)
         check_optimizer(optimizer, self.optimizer_methods)
@@ -175,7 +176,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
 
     def _begin_session(self, models: Sequence[Any], optimizer: Any, run_dir: Path | None) -> None:
         session = self._session = self._new_session(self._config, run_dir)
-        request = session.request(main_grad=self._main_grad, groups=self._groups())
+        request = self._request(session)
         args = (models, optimizer, self._clock, request, session.collector, session.coverage)
         self._attachment = self._attach(*args)
         session.begin(self._attachment)
@@ -269,7 +270,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         try:
             if config is not None and self._monitored(config):
                 session = self._new_session(config, self._new_run_dir(config))
-                request = session.request(main_grad=self._main_grad, groups=self._groups())
+                request = self._request(session)
                 self._attachment.reattach(request, session.collector, session.coverage)
                 session.begin(self._attachment)
             else:

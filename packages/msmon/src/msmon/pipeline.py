@@ -65,7 +65,7 @@ class Pipeline:
         self._latest: dict[str, Table] = {}
         self._steps = 0
         self._coverage_written = -SECONDS_BETWEEN_COVERAGE
-        self._left_out: set[tuple[str, str]] = set()
+        self._left_out: set[tuple[str, int, str]] = set()
         self._finished = False
 
     def _part(self, name: str) -> Part:
@@ -102,12 +102,13 @@ class Pipeline:
             self.coverage.skipped_step(event.step)
         rows = step_rows(collected.refs, collected.handles, matrix, self._ops)
         for ref, reason in rows.left_out:
-            if (ref.data_type, ref.name) not in self._left_out:
-                self._left_out.add((ref.data_type, ref.name))
-                self.coverage.explain(ref.data_type, ref.name, reason)
+            key = ref.data_type, ref.vpp_stage, ref.name
+            if key not in self._left_out:
+                self._left_out.add(key)
+                self.coverage.explain(ref.data_type, ref.name, reason, stage=ref.vpp_stage)
         made = [table for group in rows.groups for table in tables(event.step, group)]
         for table in made:
-            self.coverage.saw(table.data_type, table.names)
+            self.coverage.saw(table.data_type, table.names, table.vpp_stages)
         if self._alerts is not None:
             for group in rows.groups:
                 self._alerting.run(self._alerts.observe, event, group.refs, group.values, group.stats)
@@ -133,7 +134,8 @@ class Pipeline:
         for writer, part in self._outputs:
             if isinstance(writer, PictureWriter):
                 part.run(draw, writer, step, found)
-        self.coverage.saw(ADAM_HISTOGRAM, [ref.name for ref in rows.histograms])
+        drawn = rows.histograms
+        self.coverage.saw(ADAM_HISTOGRAM, [ref.name for ref in drawn], [ref.vpp_stage for ref in drawn])
 
     def finish(self) -> None:
         """Write what is pending, close the files and say what was recorded; harmless when called again."""

@@ -8,7 +8,7 @@ import msmon_io
 from msmon.collector import Collector
 from msmon.config import Config
 from msmon.tables import TEXT_OPS, number_ops, step_rows, tables
-from msmon_stats import summarize_many
+from msmon_stats import finalize
 
 Metrics = dict[str, dict[str, Any]]
 """Tag, ``"0:fc1.weight/rank0/grad_reduced"``, to statistics by name."""
@@ -20,8 +20,8 @@ def current_gradients(hooks: Any, collector: Collector, config: Config, rank: in
     Waits for the device.
 
     Args:
-        hooks: the weight hooks of the framework, with ``current_gradients()`` and ``reduces``.
-        collector: holds the gradients before the reduction, where the step in flight is recorded.
+        hooks: the weight hooks of the framework, with ``current_gradients()``, ``current_scale()`` and ``reduces``.
+        collector: measures, and holds the gradients before the reduction, where the step in flight is recorded.
         config: names the statistics.
         rank: of this process.
 
@@ -31,7 +31,10 @@ def current_gradients(hooks: Any, collector: Collector, config: Config, rank: in
     present = hooks.current_gradients()
     if not present:
         return None
-    statistics = summarize_many([gradient for _, gradient in present], number_ops(config.ops), config.eps)
+    handles, matrix = collector.measure_apart([gradient for _, gradient in present], hooks.current_scale())
+    present = [entry for entry, handle in zip(present, handles, strict=True) if handle >= 0]
+    ops = number_ops(config.ops)
+    statistics = [dict(zip(ops, row, strict=True)) for row in finalize(matrix[handles[handles >= 0]], ops).tolist()]
 
     def metrics(data_type: str) -> Metrics:
         return {

@@ -51,6 +51,9 @@ class MindSporeFramework:
             return False
         return isinstance(tensor, mindspore.Parameter) or not self.is_leaf(tensor)
 
+    def describe(self, tensor: Any) -> tuple[tuple[int, ...], str, bool]:
+        return self.shape(tensor), self.dtype(tensor), self.requires_grad(tensor)
+
     def can_have_gradient(self, tensor: Any) -> bool:
         if tensor.dtype not in _DIFFERENTIABLE or not isinstance(tensor, mindspore.Tensor):
             return False

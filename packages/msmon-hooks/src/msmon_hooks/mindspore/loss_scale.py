@@ -10,6 +10,7 @@ from mindspore import nn
 
 from msmon_hooks.call_hooks import AfterCall, BeforeCall
 from msmon_hooks.mindspore.module_calls import ModuleCalls
+from msmon_hooks.registrations import Registrations
 
 
 class LossScale:
@@ -20,34 +21,39 @@ class LossScale:
 
     Args:
         optimizer: the monitored one.
+        stepped: how many steps of it were seen so far.
+        skipped: called when a Cell has not called the optimizer.
     """
 
-    def __init__(self, optimizer: Any) -> None:
-        self.used = False
-        """Whether losses were scaled."""
+    def __init__(self, optimizer: Any, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
         self._optimizer = optimizer
+        self._stepped = stepped
+        self._skipped = skipped
         scale = getattr(optimizer, "loss_scale", 1.0)
         self._fixed = float(scale) if isinstance(scale, int | float) and scale != 1.0 else None
         self._current: Any = None
+        self._steps_before: int | None = None
 
-    def attach(self, calls: ModuleCalls, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
-        """Watch the Cells that scale losses.
+    def attach(self, registrations: Registrations) -> None:
+        """Watch the Cells that scale losses; ``registrations`` end it."""
+        calls = ModuleCalls()
+        registrations.callback(calls.close)
+        registrations.callback(self._close)
+        calls.add_class(nn.TrainOneStepWithLossScaleCell, _Begins(self))
+        calls.add_class(nn.TrainOneStepWithLossScaleCell, _Ends(self))
 
-        Args:
-            calls: takes the hooks.
-            stepped: how many steps of the optimizer were seen so far.
-            skipped: called when a Cell has not called the optimizer.
-        """
-        watched = _Watched(self, stepped, skipped)
-        calls.add_class(nn.TrainOneStepWithLossScaleCell, _Begins(watched))
-        calls.add_class(nn.TrainOneStepWithLossScaleCell, _Ends(watched))
+    def begins(self, cell: Any) -> None:
+        """A Cell begins a step, perhaps one of the monitored optimizer."""
+        self._steps_before = None
+        if self._optimizer is not None and getattr(cell, "optimizer", None) is self._optimizer:
+            self._current = cell.scale_sense
+            self._steps_before = self._stepped()
 
-    def begins(self, cell: Any) -> bool:
-        """A Cell begins a step; returns whether it is one of the monitored optimizer."""
-        if getattr(cell, "optimizer", None) is not self._optimizer:
-            return False
-        self._current, self.used = cell.scale_sense, True
-        return True
+    def ends(self) -> None:
+        """A Cell has ended its step."""
+        before, self._steps_before = self._steps_before, None
+        if before is not None and self._optimizer is not None and self._stepped() == before:
+            self._skipped()
 
     def of(self, gradient: Any) -> Any:
         """By what a gradient that a backward computes now is multiplied; None: by nothing."""
@@ -57,43 +63,34 @@ class LossScale:
         """By what the gradients are multiplied that the optimizer is called with."""
         return self._fixed
 
+    def between(self) -> Any:
+        """Gradients stand nowhere outside of a step."""
+
+    def found_inf(self) -> None:
+        """MindSpore's optimizers skip no updates by themselves."""
+
     def step_ends(self) -> None:
         """The next loss may be one that nobody scales."""
         self._current = None
 
-    def close(self) -> None:
-        """Let go of the optimizer."""
+    def _close(self) -> None:
         self._optimizer = self._current = None
 
 
-class _Watched:
-    """What the hooks of a class hold: it does not lead to the network."""
+class _OfClass:
+    """A class outlives every network: what sits on it must not lead to one."""
 
-    def __init__(self, scale: LossScale, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
-        self.scale = weakref.ref(scale)
-        self.stepped = weakref.WeakMethod(stepped)
-        self.skipped = weakref.WeakMethod(skipped)
-        self.before: int | None = None
+    def __init__(self, owner: LossScale) -> None:
+        self.owner = weakref.ref(owner)
 
 
-class _Begins(BeforeCall):
-    def __init__(self, watched: _Watched) -> None:
-        self.watched = watched
-
+class _Begins(_OfClass, BeforeCall):
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        scale, stepped = self.watched.scale(), self.watched.stepped()
-        ours = scale is not None and stepped is not None and scale.begins(module)
-        self.watched.before = stepped() if ours and stepped is not None else None
+        if (owner := self.owner()) is not None:
+            owner.begins(module)
 
 
-class _Ends(AfterCall):
-    def __init__(self, watched: _Watched) -> None:
-        self.watched = watched
-
+class _Ends(_OfClass, AfterCall):
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        stepped, skipped = self.watched.stepped(), self.watched.skipped()
-        if self.watched.before is None or stepped is None or skipped is None:
-            return
-        if stepped() == self.watched.before:
-            skipped()
-        self.watched.before = None
+        if (owner := self.owner()) is not None:
+            owner.ends()

@@ -41,15 +41,6 @@ class ModuleCalls:
         self._classes: list[tuple[type, BeforeCall | AfterCall]] = []
         self._attached = False
 
-    def attach(self) -> None:
-        """Begin to see calls."""
-        global _users
-        with _lock:
-            _users += 1
-            if _users == 1:
-                _patches.patch(nn.Cell, "__call__", _watching)
-        self._attached = True
-
     def add(self, module: Any, hook: BeforeCall | AfterCall) -> None:
         """Run ``hook`` at each call of ``module``, behind the hooks that are there."""
         if not isinstance(module, nn.Cell):
@@ -58,12 +49,14 @@ class ModuleCalls:
         kept = vars(module).get(_KEY)
         if not isinstance(kept, _CallHooks):
             kept = vars(module)[_KEY] = _CallHooks()
+        self._watch()
         kept.hooks = (*kept.hooks, hook)
         self._cells.append((module, hook))
 
     def add_class(self, cls: type, hook: BeforeCall | AfterCall) -> None:
         """Run ``hook`` at each call of any Cell of this class. The hook must not lead to a network, which it
         would keep alive."""
+        self._watch()
         _of_classes[cls] = (*_of_classes.get(cls, ()), hook)
         self._classes.append((cls, hook))
 
@@ -95,6 +88,17 @@ class ModuleCalls:
                 _users -= 1
                 if not _users:
                     _patches.close()
+
+    def _watch(self) -> None:
+        """Begin to see calls."""
+        global _users
+        if self._attached:
+            return
+        with _lock:
+            _users += 1
+            if _users == 1:
+                _patches.patch(nn.Cell, "__call__", _watching)
+        self._attached = True
 
 
 def _take_off(cell: nn.Cell, hook: BeforeCall | AfterCall) -> None:

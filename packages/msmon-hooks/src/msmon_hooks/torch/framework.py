@@ -46,6 +46,12 @@ class TorchFramework:
 
     can_have_gradient = requires_grad
 
+    def describe(self, tensor: torch.Tensor) -> tuple[tuple[int, ...], str, bool]:
+        if type(tensor) is torch.Tensor and not tensor.is_nested:
+            dtype = self._dtypes.get(tensor.dtype) or self.dtype(tensor)
+            return tensor.shape, dtype, tensor.requires_grad
+        return self.shape(tensor), self.dtype(tensor), tensor.requires_grad
+
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
 

@@ -27,8 +27,6 @@ class LossScale:
     """
 
     def __init__(self, optimizer: Any, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
-        self.used = False
-        """Whether a scaler was seen."""
         self.stepped = stepped
         self.skipped = skipped
         self._optimizer = optimizer
@@ -80,7 +78,7 @@ class LossScale:
     def scaled_by(self, scaler: Any) -> None:
         """A scaler has multiplied a loss."""
         if self._optimizer is not None and scaler.is_enabled():
-            self._scaler, self.used = scaler, True
+            self._scaler = scaler
 
     def watches(self, optimizer: Any) -> bool:
         """Whether the optimizer is the monitored one."""

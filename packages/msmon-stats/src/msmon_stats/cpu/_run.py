@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from struct import pack, unpack
 from typing import Any
 
+import numpy as np
+
 from msmon_stats._fields import WIDTH
+from msmon_stats._rows import Matrix
 from msmon_stats.cpu import _team
 from msmon_stats.cpu._compile import compiled, row_address
 from msmon_stats.cpu._job import JOB_WORDS, PIECE, build_job
@@ -75,6 +78,34 @@ def run_many(dtype: str, data: Sequence[int], sizes: Sequence[int], eps: float, 
         _job_function("serial_unlocked")(job.buffer_info()[0])
     else:
         _run_in_pieces(job, sizes, total, (pointers, lengths, keep))
+
+
+def run_tables(
+    tables: Mapping[str, Sequence[int]],
+    tensors: Sequence[Any],
+    address: Callable[[Any], int],
+    size: Callable[[Any], int],
+    eps: float,
+    out: Matrix,
+) -> None:
+    """The same for tensors of several dtypes, each of which is one run of values.
+
+    Args:
+        tables: dtype to the positions of its tensors.
+        tensors: all tensors.
+        address, size: of a tensor's values.
+        eps: as above.
+        out: one row a tensor, float64 ``[n, 8]``, C-contiguous.
+    """
+    for dtype, members in tables.items():
+        group = [tensors[i] for i in members]
+        data, sizes = [address(tensor) for tensor in group], [size(tensor) for tensor in group]
+        if len(members) == len(tensors):
+            run_many(dtype, data, sizes, eps, out.ctypes.data, (tensors, out))
+        else:
+            part = np.empty((len(members), WIDTH))
+            run_many(dtype, data, sizes, eps, part.ctypes.data, (tensors, part))
+            out[members] = part
 
 
 # What only a team needs: the words of a job after ``out``.

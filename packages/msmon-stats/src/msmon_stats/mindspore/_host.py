@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import mindspore
-import numpy as np
 from mindspore import Tensor
 
 from msmon_stats import numpy as host
 from msmon_stats._choice import choose
-from msmon_stats._fields import WIDTH
 from msmon_stats._rows import Matrix, add_zeros
 from msmon_stats.mindspore._values import KERNEL_DTYPES, is_sparse, stored
 
@@ -37,15 +35,7 @@ def rows(tensors: Sequence[Any], eps: float, out: Matrix, kernel: str | None = N
             others.append(i)
         else:
             tables.setdefault(dtype, []).append(i)
-    for dtype, members in tables.items():
-        group = [tensors[i] for i in members]
-        data, sizes = [tensor.data_ptr() for tensor in group], [tensor.size for tensor in group]
-        if len(members) == len(tensors):
-            cpu.run_many(dtype, data, sizes, eps, out.ctypes.data, (tensors, out))
-        else:
-            part = np.empty((len(members), WIDTH))
-            cpu.run_many(dtype, data, sizes, eps, part.ctypes.data, (tensors, part))
-            out[members] = part
+    cpu.run_tables(tables, tensors, Tensor.data_ptr, lambda tensor: tensor.size, eps, out)
     _as_arrays(tensors, others, eps, out, kernel)
 
 

@@ -52,15 +52,7 @@ def rows(tensors: Sequence[torch.Tensor], eps: float, out: Matrix) -> None:
             tables.setdefault(dtype, []).append(i)
         else:
             _piecewise(tensor, eps, out[i])
-    for dtype, members in tables.items():
-        group = [tensors[i] for i in members]
-        data, sizes = [tensor.data_ptr() for tensor in group], [tensor.numel() for tensor in group]
-        if len(members) == len(tensors):
-            cpu.run_many(dtype, data, sizes, eps, out.ctypes.data, (tensors, out))
-        else:
-            part = np.empty((len(members), WIDTH))
-            cpu.run_many(dtype, data, sizes, eps, part.ctypes.data, (tensors, part))
-            out[members] = part
+    cpu.run_tables(tables, tensors, torch.Tensor.data_ptr, torch.Tensor.numel, eps, out)
 
 
 def _dense(tensor: torch.Tensor) -> str | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from mindspore import communication, nn
 
 from msmon.monitor import BaseTrainerMon
-from msmon_hooks import Clock, Coverage, Observer, Request
-from msmon_hooks.mindspore import Attachment, Groups, attach, group_ranks
+from msmon_hooks import mindspore as hooks
 from msmon_stats.mindspore import PartialBuffer
 
 
@@ -41,6 +39,9 @@ class TrainerMon(BaseTrainerMon):
     """
 
     framework = "mindspore"
+    _hooks = hooks
+    _make_buffer = PartialBuffer
+    _model_kind = "Cell"
     optimizer_methods = ("__call__", "step")
 
     def _find_rank(self) -> int:
@@ -53,32 +54,5 @@ class TrainerMon(BaseTrainerMon):
             return int(communication.get_group_size())
         return int(os.environ.get("RANK_SIZE", "1"))
 
-    def _group_ranks(self, group: Any) -> Sequence[int]:
-        return super()._group_ranks(group) if group is None else group_ranks(group)
-
-    def _find_models(self, model: Any) -> Sequence[Any]:
-        models = list(model) if isinstance(model, list | tuple) else [model]
-        for one in models:
-            if not (isinstance(one, nn.Cell) or hasattr(one, "named_modules")):
-                raise TypeError(f"set_monitor: model must be a Cell or a list of Cells, got {type(one).__name__}")
-        if not models:
-            raise TypeError("set_monitor: model must be a Cell or a list of Cells, got an empty list")
-        return models
-
-    def _make_buffer(self) -> PartialBuffer:
-        return PartialBuffer()
-
-    def _groups(self) -> Groups:
-        monitored = self._config.module_ranks
-        return Groups(data_parallel=self._dp_group, tensor_parallel=self._tp_group, monitored=monitored)
-
-    def _attach(
-        self,
-        models: Sequence[Any],
-        optimizer: Any,
-        clock: Clock,
-        request: Request | None,
-        observer: Observer,
-        coverage: Coverage,
-    ) -> Attachment:
-        return attach(models, optimizer, request, clock, observer, coverage, after_step=self._after_step)
+    def _is_model(self, model: Any) -> bool:
+        return isinstance(model, nn.Cell) or hasattr(model, "named_modules")

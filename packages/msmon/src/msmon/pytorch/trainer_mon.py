@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from msmon.monitor import BaseTrainerMon
-from msmon_hooks import Clock, Coverage, Observer, Request
-from msmon_hooks.torch import Attachment, Groups, attach, group_ranks
+from msmon_hooks import torch as hooks
 from msmon_stats.torch import PartialBuffer
 
 
@@ -35,6 +33,9 @@ class TrainerMon(BaseTrainerMon):
     """
 
     framework = "torch"
+    _hooks = hooks
+    _make_buffer = PartialBuffer
+    _model_kind = "module"
 
     def begin_micro_step(self) -> None:
         """A training forward begins.
@@ -60,32 +61,5 @@ class TrainerMon(BaseTrainerMon):
             return torch.distributed.get_world_size()
         return int(os.environ.get("WORLD_SIZE", "1"))
 
-    def _group_ranks(self, group: Any) -> Sequence[int]:
-        return super()._group_ranks(group) if group is None else group_ranks(group)
-
-    def _find_models(self, model: Any) -> Sequence[nn.Module]:
-        models = list(model) if isinstance(model, list | tuple) else [model]
-        for one in models:
-            if not isinstance(one, nn.Module):
-                raise TypeError(f"set_monitor: model must be a module or a list of modules, got {type(one).__name__}")
-        if not models:
-            raise TypeError("set_monitor: model must be a module or a list of modules, got an empty list")
-        return models
-
-    def _make_buffer(self) -> PartialBuffer:
-        return PartialBuffer()
-
-    def _groups(self) -> Groups:
-        monitored = self._config.module_ranks
-        return Groups(data_parallel=self._dp_group, tensor_parallel=self._tp_group, monitored=monitored)
-
-    def _attach(
-        self,
-        models: Sequence[nn.Module],
-        optimizer: Any,
-        clock: Clock,
-        request: Request | None,
-        observer: Observer,
-        coverage: Coverage,
-    ) -> Attachment:
-        return attach(models, optimizer, request, clock, observer, coverage, after_step=self._after_step)
+    def _is_model(self, model: Any) -> bool:
+        return isinstance(model, nn.Module)

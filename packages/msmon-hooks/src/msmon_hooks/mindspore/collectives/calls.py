@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import mindspore
-from attrs import field, frozen
+from attrs import frozen
 from mindspore import communication
 
-
-@frozen(kw_only=True)
-class Api:
-    """One function."""
-
-    sent: tuple[str, ...] = ()
-    """Parameters whose values go out."""
-    received: tuple[str, ...] = ()
-    """Parameters that hold the result afterwards; before the call they may hold anything."""
-    sender: str = ""
-    """Parameter that names the only rank that sends."""
-    receiver: str = ""
-    """Parameter that names the only rank on which there is a result."""
-
+from msmon_hooks import collective_calls
+from msmon_hooks.collective_calls import Api
 
 _INTO = Api(sent=("input_tensor",), received=("output_tensor",))
 _UNEVEN = Api(sent=("input",), received=("output",))
@@ -84,55 +70,19 @@ OPERATORS = (
 
 
 @frozen(kw_only=True)
-class Call:
-    """One call on this rank: its arguments and their positions."""
+class Call(collective_calls.Call):
+    """See :class:`msmon_hooks.collective_calls.Call`."""
 
-    name: str
-    api: Api
-    arguments: Mapping[str, Any]
-    positions: Mapping[str, int] = field(factory=dict)
-
-    @classmethod
-    def of(cls, name: str, api: Api, signature: inspect.Signature, args: Any, kwargs: Any) -> Call | None:
-        """None where the arguments do not fit; MindSpore will say so."""
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return None
-        bound.apply_defaults()
-        positions = {parameter: index for index, parameter in enumerate(bound.arguments)}
-        return cls(name=name, api=api, arguments=bound.arguments, positions=positions)
+    @staticmethod
+    def is_tensor(value: object) -> bool:
+        """Whether an argument is a tensor."""
+        return isinstance(value, mindspore.Tensor)
 
     @property
     def group(self) -> str:
         """The name of the group."""
         return str(self.arguments.get("group") or communication.GlobalComm.WORLD_COMM_GROUP)
 
-    def sent(self) -> dict[int, list[Any]]:
-        """The tensors that go out from this rank."""
-        return self._of(self.api.sent) if self._is_root(self.api.sender) else {}
-
-    def received(self) -> dict[int, list[Any]]:
-        """The tensors that are filled on this rank."""
-        return self._of(self.api.received) if self._is_root(self.api.receiver) else {}
-
-    def all_tensors(self) -> Iterator[Any]:
-        """Everything that is sent or filled, for descriptions."""
-        for value in self.arguments.values():
-            yield from tensors_in(value)
-
-    def _of(self, parameters: tuple[str, ...]) -> dict[int, list[Any]]:
-        found = {self.positions[name]: list(tensors_in(self.arguments.get(name))) for name in parameters}
-        return {position: tensors for position, tensors in found.items() if tensors}
-
-    def _is_root(self, parameter: str) -> bool:
+    def is_root(self, parameter: str) -> bool:
+        """Whether this rank is the one that a parameter names; also where there is no such parameter."""
         return not parameter or int(communication.get_rank()) == (self.arguments.get(parameter) or 0)
-
-
-def tensors_in(value: Any) -> Iterator[Any]:
-    """The tensors of an argument: itself, or those in (nested) lists."""
-    if isinstance(value, mindspore.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)

@@ -13,9 +13,10 @@ import mindspore
 from mindspore import ops
 from mindspore.communication import comm_func
 
+from msmon_hooks.collective_calls import Api, Signature
 from msmon_hooks.collective_rows import RECEIVED, SENT, CollectiveRows
 from msmon_hooks.interception import intercept, run_outermost
-from msmon_hooks.mindspore.collectives.calls import IN_PLACE, OPERATORS, RETURNING, Api, Call, tensors_in
+from msmon_hooks.mindspore.collectives.calls import IN_PLACE, OPERATORS, RETURNING, Call
 from msmon_hooks.registrations import Registrations
 
 _RETURNING = getattr(ops, "communication", comm_func)
@@ -53,21 +54,15 @@ class CollectiveHooks(CollectiveRows):
 
     def _observe(self, module: Any, name: str, api: Api | None, registrations: Registrations) -> list[str]:
         function = getattr(module, name, None)
-        if not isinstance(function, FunctionType):
+        signature = None
+        if isinstance(function, FunctionType):
+            signature = Signature.of(name, _returning(name, function) if api is None else api, function)
+        if not isinstance(function, FunctionType) or signature is None:
             return [f"{module.__name__.rpartition('.')[2]}.{name}"]
-        signature = inspect.signature(function)
-        parameters = list(signature.parameters)
-        if api is None:
-            # What is sent comes first; the result is returned.
-            sends = parameters[:1] if parameters and not name.endswith("recv") and name != "barrier" else []
-            api = Api(sent=tuple(sends), sender="src" if name in ("broadcast", "scatter_tensor") else "")
-        elif not {*api.sent, *api.received} <= {*parameters}:
-            return [f"{module.__name__.rpartition('.')[2]}.{name}"]
-        returns = module is _RETURNING
 
         def around(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            call = self.part.run(Call.of, name, api, signature, args, kwargs) if self.wanted else None
-            return self._run(call, returns, original, args, kwargs)
+            call = self.part.run(Call.of, signature, args, kwargs) if self.wanted else None
+            return self._run(call, original, args, kwargs)
 
         registrations.callback(intercept(function, around))
         return []
@@ -81,25 +76,20 @@ class CollectiveHooks(CollectiveRows):
                     sent = tuple(str(index) for index in range(len(args)))
                     arguments = {**dict(zip(sent, args, strict=True)), "group": getattr(operator, "group", None)}
                     positions = {key: int(key) for key in sent}
-                    call = Call(name=name, api=Api(sent=sent), arguments=arguments, positions=positions)
-                return self._run(call, True, bound, args, kwargs)
+                    call = Call(name=name, api=Api(sent=sent, returns=True), arguments=arguments, positions=positions)
+                return self._run(call, bound, args, kwargs)
 
             return run_outermost(around, functools.partial(original, operator), args, kwargs)
 
         return __call__
 
     def _run(
-        self,
-        call: Call | None,
-        returns: bool,
-        original: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, call: Call | None, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         wanted = call is not None and self.part.run(self._before, call)
         returned = original(*args, **kwargs)
         if wanted and call is not None:
-            self.part.run(self._after, call, returns, returned)
+            self.part.run(self._after, call, returned)
         return returned
 
     def _before(self, call: Call) -> bool:
@@ -109,8 +99,8 @@ class CollectiveHooks(CollectiveRows):
             self.read(call.name, SENT, call.sent())
         return True
 
-    def _after(self, call: Call, returns: bool, returned: Any) -> None:
-        tensors = {0: list(tensors_in(returned))} if returns else call.received()
+    def _after(self, call: Call, returned: Any) -> None:
+        tensors = {0: list(call.tensors_in(returned))} if call.api.returns else call.received()
         if not any(tensors.values()):
             return
         values = returned if isinstance(returned, tuple) else (returned,)
@@ -136,6 +126,13 @@ class CollectiveHooks(CollectiveRows):
             return result
 
         return wait
+
+
+def _returning(name: str, function: FunctionType) -> Api:
+    """What is sent comes first; the result is returned."""
+    parameters = list(inspect.signature(function).parameters)
+    sends = parameters[:1] if parameters and not name.endswith("recv") and name != "barrier" else []
+    return Api(sent=tuple(sends), sender="src" if name in ("broadcast", "scatter_tensor") else "", returns=True)
 
 
 def _in_place_functions() -> ModuleType | None:

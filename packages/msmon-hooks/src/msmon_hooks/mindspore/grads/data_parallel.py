@@ -37,7 +37,6 @@ class DataParallelGradients(GradientSource):
             return
         calls = ModuleCalls()
         registrations.callback(calls.close)
-        calls.attach()
         calls.add_class(nn.DistributedGradReducer, _Reduces(self, weights, on_ready))
 
     def reduces_now(self, weights: Sequence[Weight], gradients: Sequence[Any], on_ready: OnReady) -> None:

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
-from types import FunctionType
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from torch import distributed
 
-Tensors = dict[int, list[torch.Tensor]]
-"""Position of the argument -> its tensors."""
-
-
-@frozen(kw_only=True)
-class Api:
-    """One function of ``torch.distributed``."""
-
-    sent: tuple[str, ...] = ()
-    """Parameters whose values go out."""
-    received: tuple[str, ...] = ()
-    """Parameters that hold the result afterwards; before the call they may hold anything."""
-    sender: str = ""
-    """Parameter that names the only rank that sends (``src``); ``group_src`` names it within the group."""
-    receiver: str = ""
-    """Parameter that names the only rank on which there is a result (``dst``)."""
-    returns: bool = False
-    """The result is what the function returns."""
-
+from msmon_hooks import collective_calls
+from msmon_hooks.collective_calls import Api, Tensors
 
 _GATHER = Api(sent=("input_tensor",), received=("output_tensor",))
 _SCATTER = Api(sent=("input",), received=("output",))
@@ -95,45 +76,18 @@ FUNCTIONAL: Mapping[str, Api] = {
 
 
 @frozen(kw_only=True)
-class Signature:
-    """How to find the arguments of one function."""
+class Call(collective_calls.Call):
+    """See :class:`msmon_hooks.collective_calls.Call`. ``group_src`` and ``group_dst`` name ranks within the group."""
 
-    name: str
-    api: Api
-    parameters: inspect.Signature
-    positions: dict[str, int] = field(factory=dict)
-
-    @classmethod
-    def of(cls, name: str, api: Api, function: FunctionType) -> Signature | None:
-        """None where the function does not have the parameters that this version of msmon knows."""
-        parameters = inspect.signature(function)
-        positions = {parameter: index for index, parameter in enumerate(parameters.parameters)}
-        if not {*api.sent, *api.received} <= {*positions}:
-            return None
-        return cls(name=name, api=api, parameters=parameters, positions=positions)
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """The call, or None where the arguments do not fit (torch will say so) or this rank takes no part in it."""
-        try:
-            bound = self.parameters.bind(*args, **kwargs)
-        except TypeError:
-            return None
-        bound.apply_defaults()
-        call = Call(signature=self, arguments=bound.arguments)
-        return call if call.takes_part else None
-
-
-@frozen(kw_only=True)
-class Call:
-    """One call of a collective on this rank."""
-
-    signature: Signature
-    arguments: Mapping[str, Any]
+    @staticmethod
+    def is_tensor(value: object) -> bool:
+        """Whether an argument is a tensor."""
+        return isinstance(value, torch.Tensor)
 
     @property
     def group(self) -> Any:
         """The process group, None for the default one; a mesh, a name or a list of ranks in functional collectives."""
-        if self.signature.name == "batch_isend_irecv":
+        if self.name == "batch_isend_irecv":
             return self.arguments["p2p_op_list"][0].group if self.arguments["p2p_op_list"] else None
         return self.arguments.get("group")
 
@@ -144,10 +98,10 @@ class Call:
 
     def sent(self) -> Tensors:
         """The tensors that go out from this rank."""
-        if self.signature.name == "batch_isend_irecv":
+        if self.name == "batch_isend_irecv":
             tensors = [op.tensor for op in self.arguments["p2p_op_list"] if op.op.__name__ == "isend"]
             return {0: tensors} if tensors else {}
-        return self._of(self.signature.api.sent) if self._is_root(self.signature.api.sender) else {}
+        return super().sent()
 
     def arrivals(self, returned: Any) -> Iterator[tuple[Any, Tensors]]:
         """What fills tensors, and which: a piece of work, the result of a functional collective, or None.
@@ -155,26 +109,19 @@ class Call:
         Args:
             returned: what the function returned.
         """
-        if self.signature.name == "batch_isend_irecv":
+        if self.name == "batch_isend_irecv":
             yield from self._point_to_point_arrivals(returned)
-        elif self.signature.api.returns:
-            for tensor in tensors_in(returned):
+        elif self.api.returns:
+            for tensor in self.tensors_in(returned):
                 yield tensor, {0: [getattr(tensor, "elem", tensor)]}
-        elif self._is_root(self.signature.api.receiver):
-            received = self._of(self.signature.api.received)
-            if received:
-                yield returned, received
+        elif received := self.received():
+            yield returned, received
 
     def all_tensors(self) -> Iterator[torch.Tensor]:
         """Everything that is sent or filled on this rank, for descriptions."""
-        for value in self.arguments.values():
-            yield from tensors_in(value)
+        yield from super().all_tensors()
         for op in self.arguments.get("p2p_op_list", ()):
             yield op.tensor
-
-    def _of(self, parameters: tuple[str, ...]) -> Tensors:
-        found = {self.signature.positions[name]: list(tensors_in(self.arguments[name])) for name in parameters}
-        return {position: tensors for position, tensors in found.items() if tensors}
 
     def _point_to_point_arrivals(self, works: list[Any]) -> Iterator[tuple[Any, Tensors]]:
         ops = self.arguments["p2p_op_list"]
@@ -186,7 +133,8 @@ class Call:
             # One piece of work for the whole batch.
             yield works, {0: [op.tensor for op in ops if op.op.__name__ == "irecv"]}
 
-    def _is_root(self, parameter: str) -> bool:
+    def is_root(self, parameter: str) -> bool:
+        """Whether this rank is the one that a parameter names; also where there is no such parameter."""
         if not parameter:
             return True
         in_group = self.arguments.get(f"group_{parameter}")
@@ -209,12 +157,3 @@ def describe_group(group: Any) -> str:
         ranks = distributed.get_process_group_ranks(group if group is not None else distributed.group.WORLD)
         return f"ranks {ranks} ({distributed.get_backend(group)})"
     return str(group)
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an argument: itself, or those in (nested) lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)

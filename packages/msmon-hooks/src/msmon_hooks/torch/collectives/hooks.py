@@ -9,16 +9,14 @@ from typing import Any
 import torch
 from torch import distributed
 
+from msmon_hooks.collective_calls import Api, Signature, Tensors
 from msmon_hooks.collective_rows import RECEIVED, SENT, CollectiveRows
 from msmon_hooks.interception import intercept
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.collectives.calls import (
     COLLECTIVES,
     FUNCTIONAL,
-    Api,
     Call,
-    Signature,
-    Tensors,
     describe_group,
 )
 from msmon_hooks.torch.collectives.waiting import Coalescing, after, waits
@@ -67,7 +65,7 @@ class CollectiveHooks(CollectiveRows):
 
     def before(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """A collective is about to run; returns it if its result is to be read."""
-        call = signature.bind(args, kwargs)
+        call = Call.of(signature, args, kwargs)
         if call is None:
             return None
         if not self.begins(signature.name, describe_group(call.group), call.all_tensors()):
@@ -87,7 +85,7 @@ class CollectiveHooks(CollectiveRows):
     def read_call(self, call: Call, side: str, tensors: Tensors) -> None:
         """Read the tensors of one side of a call."""
         ready = {argument: [_waited(value) for value in values] for argument, values in tensors.items()}
-        self.read(call.signature.name, side, ready)
+        self.read(call.name, side, ready)
 
     def step_ends(self) -> Callable[[], None] | None:
         """After the first step: something to call that says which calls there were."""

@@ -12,7 +12,7 @@ from torch import distributed
 
 from msmon_hooks.interception import intercept
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.collectives.calls import COLLECTIVES, tensors_in
+from msmon_hooks.torch.collectives.calls import COLLECTIVES, Call
 
 _MOST = 4096
 """Storages that are told apart; beyond it all are taken to have changed."""
@@ -82,7 +82,7 @@ class _Counted:
 
     def __call__(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for name, position in self.places:
-            for tensor in tensors_in(args[position] if len(args) > position else kwargs.get(name)):
+            for tensor in Call.tensors_in(args[position] if len(args) > position else kwargs.get(name)):
                 self.owner.wrote(tensor)
         return original(*args, **kwargs)
 

@@ -165,7 +165,7 @@ class DeepSpeedGradients(GradientSource):
     def writes(self, weight: Weight, data_type: str) -> bool:
         """As without an engine, but nothing that cannot be read."""
         if self._parts is None and data_type != "grad_unreduced":
-            self.coverage.explain(data_type, weight.name, UNKNOWN_PLACE)
+            self.coverage.explain(data_type, weight.name, UNKNOWN_PLACE, stage=weight.vpp_stage)
             return False
         return super().writes(weight, data_type)
 

@@ -178,7 +178,7 @@ class MegatronGradients(GradientSource):
         if data_type == "grad_unreduced":
             return True
         if not self._known:
-            self.coverage.explain(data_type, weight.name, UNKNOWN_PLACE)
+            self.coverage.explain(data_type, weight.name, UNKNOWN_PLACE, stage=weight.vpp_stage)
             return False
         if is_expert(weight.parameter):
             return True

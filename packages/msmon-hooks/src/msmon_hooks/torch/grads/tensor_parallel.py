@@ -31,7 +31,7 @@ class TensorParallelGradients(PlainGradients):
         parallelism): torch adds such gradients up inside the optimizer's step, in operators of its own."""
         gradient = super().reduced(weight)
         if gradient is not None and is_partial(gradient):
-            self.coverage.explain("grad_reduced", weight.name, PARTIAL)
+            self.coverage.explain("grad_reduced", weight.name, PARTIAL, stage=weight.vpp_stage)
             return None
         return gradient
 
