@@ -179,7 +179,7 @@ def test_taking_the_hooks_off_fails_too(unmonitored, write_config, output_dir, c
     }
 
 
-ASKED = {"activations": "msmon.collector:Collector.so_far", "gradients": "msmon.step_in_flight:summarize_many"}
+ASKED = {"activations": "msmon.collector:Collector.so_far", "gradients": "msmon.collector:Collector.measure_apart"}
 
 
 @pytest.mark.parametrize("what", ASKED)
