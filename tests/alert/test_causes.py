@@ -53,3 +53,19 @@ def test_the_account():
     ]
     assert explain([]) == []
     assert explain([record(".input:0/rank1/actv")]) == ["started: (root) input at step 40 on rank 1"]
+
+
+def test_tags_of_any_kind():
+    """Files are edited and damaged: whatever stands in a tag is shown as it is."""
+    nines = "9" * 5000  # int() refuses so many
+    tags = [
+        "{",
+        "w/rank0/{0.x}",
+        "w}/rank0/grad_reduced",
+        f"{nines}:w/rank{nines}/exp_avg",
+        f"w:{nines}/rank0/actv",
+        "",
+    ]
+    texts = explain([{**record(""), "tag_name": tag} for tag in tags])
+    assert texts[0] == "started: (root) { at step 40 on rank 1"
+    assert texts[1].startswith("next: its w ({0.x}); its gradient of w}; ")

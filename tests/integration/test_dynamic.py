@@ -121,6 +121,88 @@ def test_start_change_stop_and_start_again(job, output_dir):
     assert not running.optimizer._optimizer_step_post_hooks
 
 
+def in_place(path: Path, new: str) -> None:
+    with path.open("r+") as file:
+        file.write(new)
+        file.truncate()
+
+
+def renamed(path: Path, new: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(new)
+    os.replace(temporary, path)
+
+
+def created_anew(path: Path, new: str) -> None:
+    path.unlink()
+    path.write_text(new)
+
+
+def with_the_old_time(path: Path, new: str) -> None:
+    before = path.stat()
+    path.write_text(new)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_however_the_file_is_saved_a_training_notices(job, output_dir, caplog):
+    """On for two steps and off for one, by each way in turn; both contents have the same size."""
+    ways = [Path.write_text, in_place, renamed, created_anew, with_the_old_time]
+    off, on = text(dynamic_on=False), text(dynamic_on=True).replace('_on": true', '_on": true ')
+    assert len(off) == len(on)
+    running = job(off)
+    for way in ways:
+        way(running.path, on)
+        running.step(3)  # the first one as before
+        assert running.hooks() > 0, way
+        way(running.path, off)
+        running.step(1)
+        assert running.hooks() == 0, way
+    running.monitor.close()
+    # The step in which the file is written is still collected.
+    assert collected(output_dir) == [[n + 1, n + 2, n + 3] for n in range(0, 4 * len(ways), 4)]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_broken_or_missing_file_starts_nothing_and_a_finished_period_starts_again(job, output_dir, caplog):
+    running = job("{ half writ")
+    running.step(2)  # 0, 1
+    assert running.hooks() == 0
+    running.path.unlink()
+    running.step(1)  # 2
+    running.path.write_text(text(dynamic_on=True, collect_times=1))
+    running.step(3)  # 3 as before; 4 is collected, and that is all
+    assert json.loads(running.path.read_text())["dynamic_on"] is False
+    assert running.hooks() == 0
+    running.path.write_text(text(dynamic_on=True, collect_times=1))
+    running.step(1)  # 6 as before
+    running.path.unlink()
+    running.step(2)  # 7 is collected; the file is gone, which is said, and the period ends all the same
+    assert running.hooks() == 0
+    running.monitor.close()
+    assert collected(output_dir) == [[4], [7]]
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [("half" in e or "line 1" in e, "no such file" in e) for e in errors] == [
+        (True, False),
+        (False, True),
+        (False, True),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize("variable", [None, "False", "1"])
+def test_static_mode_does_not_look_at_the_switch(job, output_dir, monkeypatch, variable):
+    monkeypatch.delenv("DYNAMIC_MONITOR")
+    if variable is not None:
+        monkeypatch.setenv("DYNAMIC_MONITOR", variable)
+    running = job(text(dynamic_on=False, start_step=1, collect_times=2))
+    running.step(1)
+    running.path.write_text(text(dynamic_on=True))
+    running.step(4)
+    running.monitor.close()
+    assert collected(output_dir) == [[1, 2]]
+    assert json.loads(running.path.read_text())["dynamic_on"] is True
+
+
 def test_losses_are_those_of_an_unmonitored_training(job, output_dir, monkeypatch):
     running = job(text(dynamic_on=True, xy_distribution=True, param_distribution=True, mv_distribution=True))
     running.step(3)
@@ -142,18 +224,31 @@ def test_a_compiled_model_shows_its_rows_after_a_dynamic_start(job, output_dir):
     running = job(text(dynamic_on=False), compile=True)
     running.step(2)
     running.path.write_text(text(dynamic_on=True, xy_distribution=True, all_xy=True))
-    running.step(3)
+    running.step(3)  # the first one as before
+    running.path.write_text(text(dynamic_on=False))
+    running.step(1)
     running.monitor.close()
     (directory,) = output_dir.glob("*-rank0-*")
     coverage = json.loads((directory / "coverage.json").read_text())
-    assert coverage["seen"]["grad_reduced"] == 4
-    # Modules inside the compiled region either have rows or are listed with the reason.
-    listed = {entry["name"].partition(".")[0] for entry in coverage["missing"] if entry["data_type"] == "actv"}
-    shown = set()
-    for path in directory.glob("actv_*.csv"):
-        with path.open() as file:
-            shown |= {row["name"].partition(".")[0] for row in csv.DictReader(file)}
-    assert {"fc1", "relu", "fc2"} <= shown | listed
+    assert coverage["seen"]["grad_reduced"] == coverage["expected"]["grad_reduced"] == 4
+    # The compiled region as a whole has rows in each step, and modules inside are listed with the reason.
+    shown: dict[str, list[tuple[int, str]]] = {"actv": [], "actv_grad": []}
+    for data_type, found in shown.items():
+        for path in directory.glob(f"{data_type}_[0-9]*.csv"):
+            with path.open() as file:
+                found += [(int(row["step"]), row["name"]) for row in csv.DictReader(file)]
+    steps = (3, 4, 5)
+    assert sorted(shown["actv"]) == [(step, f".{side}") for step in steps for side in ("input", "output")]
+    assert sorted(shown["actv_grad"]) == [(step, ".output") for step in steps]
+    listed = {e["name"]: e["reason"] for e in coverage["missing"] if e["data_type"] == "actv"}
+    assert set(listed) == {"fc1", "relu", "fc2"}
+    assert set(listed.values()) == {"hook did not fire: inside a region compiled by torch.compile"}
+
+    torch.compiler.reset()
+    monitored = running.losses
+    alone = job(text(dynamic_on=False), compile=True)
+    alone.step(6)
+    assert alone.losses == monitored
 
 
 def test_changing_ops_and_activations_while_training(write_config, output_dir):

@@ -167,6 +167,41 @@ def test_the_failure_is_in_the_coverage(write_config, output_dir, monkeypatch):
     assert coverage["seen"]["grad_reduced"] == coverage["expected"]["grad_reduced"] == 9
 
 
+def test_taking_the_hooks_off_fails_too(unmonitored, write_config, output_dir, caplog, monkeypatch):
+    """What could not be handed over ends the collection in the middle of a step; that may fail as well."""
+    places = {point: POINTS[point] for point in ("transfer", "module.step_ends")}
+    Faults(places, from_call(0), monkeypatch)
+    assert trained(write_config(**CONFIG)) == unmonitored
+    assert {re.match(r"monitoring of (.*) is", line)[1] for line in errors(caplog)} == {
+        "activations",
+        "hooks",
+        "results of steps",
+    }
+
+
+ASKED = {"activations": "msmon.collector:Collector.so_far", "gradients": "msmon.collector:Collector.measure_apart"}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_asking_in_the_middle_of_a_step_fails(what, write_config, output_dir, caplog, monkeypatch):
+    faults = Faults({"asking": ASKED[what]}, from_call(0), monkeypatch)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = write_config(wg_distribution=True, xy_distribution=True, all_xy=True, format="api")
+    with attached(config)(model, optimizer) as monitor:
+        for step in range(3):
+            model(torch.ones(3, 4)).sum().backward()
+            wgrad, xy = monitor.generate_wgrad_metrics(), monitor.generate_xy_metrics()
+            optimizer.step()
+            # What was recorded of the last step is still there, and the other call answers.
+            failed, other = (xy, wgrad) if what == "activations" else (wgrad, xy)
+            assert all(other)
+            assert all(failed) is (step > 0)
+    assert faults.raised == ["asking"]
+    (line,) = errors(caplog)
+    assert line.startswith(f"monitoring of current {what} is switched off, training goes on: ")
+
+
 def test_what_could_not_be_handed_over_does_not_pile_up(write_config, output_dir, monkeypatch):
     Faults({"transfer": POINTS["transfer"]}, from_call(0), monkeypatch)
     model = torch.nn.Linear(4, 2)

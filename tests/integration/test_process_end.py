@@ -76,6 +76,9 @@ def test_sigterm_without_a_handler_loses_at_most_the_step_being_written(ended):
     (run_dir,) = (root / "sigterm" / "out").glob("*-rank0-*")
     for name in ("run.json", "coverage.json"):
         assert json.loads((run_dir / name).read_text())["schema"] == 1
+    for steps in (event_steps(run_dir), parquet_steps(root / "sigterm" / "out")):
+        assert steps == list(range(len(steps)))
+        assert len(steps) >= STEPS - 1
 
 
 def test_the_monitor_leaves_signals_alone(write_config, output_dir):

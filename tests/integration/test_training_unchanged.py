@@ -1,4 +1,7 @@
-"""With the monitor on, losses and final weights are those of the unmonitored training, byte for byte."""
+"""With the monitor on, losses and final weights are those of the unmonitored training, byte for byte.
+
+The table of all engines and monitors: ``tests/distributed/test_bit_equal.py``.
+"""
 
 import csv
 import logging
@@ -57,34 +60,6 @@ def test_bit_equal(monitor, unmonitored, write_config, output_dir, caplog):
     assert any("saw" in record.getMessage() for record in caplog.records)
     torch.set_rng_state(state)
     assert list(output_dir.glob("*-rank0-*/*.csv"))
-
-
-ENGINES = {
-    "plain torch": {},
-    "plain torch, dynamic mode": {},
-    "plain torch, activation checkpointing": {"checkpointing": True},
-    "plain torch, compiled": {"compiled": True},
-}
-
-
-def test_table(write_config, output_dir, monkeypatch):
-    """Engine x monitor x "are losses and weights bit-equal"; ``-s`` shows it. Other engines: ``tests/distributed``."""
-    table = {}
-    for engine, options in ENGINES.items():
-        monkeypatch.setenv("DYNAMIC_MONITOR", str(engine.endswith("dynamic mode")))
-        alone = train("AdamW", steps=2, **options)
-        # Compiling takes long.
-        monitors = ("all",) if "compiled" in options else MONITORS
-        for monitor in monitors:
-            attach = attached(write_config, **MONITORS[monitor], ops=ALL_OPS, dynamic_on=True)
-            table[engine, monitor] = train("AdamW", steps=2, attach=attach, **options) == alone
-    width = max(map(len, ENGINES))
-    lines = [f"{'engine':{width}}" + "".join(f"{monitor:>10}" for monitor in MONITORS)]
-    for engine in ENGINES:
-        cells = [{True: "equal", False: "DIFFERS", None: "-"}[table.get((engine, name))] for name in MONITORS]
-        lines.append(f"{engine:{width}}" + "".join(f"{cell:>10}" for cell in cells))
-    print("\n" + "\n".join(lines))
-    assert all(table.values())
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])

@@ -4,10 +4,12 @@ import logging
 import os
 import signal
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from msmon_io import Background
+from msmon_io import Background, _background
 
 
 def test_jobs_run_in_order_beside_the_caller() -> None:
@@ -26,7 +28,7 @@ def test_jobs_run_in_order_beside_the_caller() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "msmon-writer"]
 
 
-def test_a_full_queue_waits_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_queue_waits(caplog: pytest.LogCaptureFixture) -> None:
     background = Background()
     go_on = threading.Event()
     background.submit(go_on.wait)
@@ -42,8 +44,48 @@ def test_a_full_queue_waits_and_says_so_once(caplog: pytest.LogCaptureFixture) -
         background.submit(go_on.clear)
     assert background.close()
     assert background.waits >= 3
-    assert sum("the training waits" in record.message for record in caplog.records) == 1
     assert background.losses.failures == 0
+    # Waiting some hundredths of a second is nothing to warn of.
+    assert caplog.messages == []
+
+
+def test_waiting_is_said_once_where_it_takes_a_share_of_the_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(_background, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    background = Background()
+
+    def steps(number: int, *, length: float, wait: float) -> None:
+        """Each step waits for the job of the step before, whose end is `wait` seconds later."""
+        for _ in range(number):
+            now[0] += length
+            before, running = background.waits, threading.Event()
+
+            def job(before: int = before, running: threading.Event = running) -> None:
+                running.set()
+                while background.waits == before:
+                    time.sleep(0)
+                with background._changed:  # the caller has looked at the clock and waits
+                    now[0] += wait
+
+            assert background.submit(job)
+            assert running.wait(10)
+            assert background.submit(int)
+            assert background.drain(10)
+
+    steps(20, length=0.004, wait=0.004)  # as much as it computes, but less than a second
+    steps(20, length=100.0, wait=0.9)  # in all 18 s, of half an hour
+    assert background.waited_s == pytest.approx(18.08)
+    assert caplog.messages == []
+    steps(6, length=1.0, wait=0.5)
+    assert caplog.messages == []  # as at the start of a training: too early to say
+    steps(4, length=1.0, wait=0.5)
+    assert caplog.messages == [
+        "writing is slower than the training, which has waited for it 3.5 of the last 10.5 s (said once); "
+        "record fewer tensors or fewer steps"
+    ]
+    assert background.close()
 
 
 def test_failures_are_said_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -187,19 +187,25 @@ def test_broken_lines_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureF
         "\x00\xff garbage",
         "0,b,4,,[]",
         "0,c,5,2.5,[]",
-        "0,d,6,2.5,[]",
+        f"0,d,{1 << 63},2.5,[]",
+        f"{1 << 31},e,6,2.5,[]",
+        "0,f,6,2.5,[]",
     ]
     path.write_bytes("\r\n".join(lines).encode("latin-1"))
     broken: list[BrokenLine] = []
     tables = list(read_csv(path, on_broken=broken.append))
     assert [(one.step, one.rows()[0][0]) for one in tables if one.step != 4] == [(0, 1.5), (5, 2.5)]
     assert str(tables[1].rows()) == "[[nan]]"
-    assert [one.line for one in broken] == [3, 4, 5, 6, 8, 11]
+    assert [one.line for one in broken] == [3, 4, 5, 6, 8, 11, 12, 13]
     assert str(broken[0]) == f"{path}:3: 4 cells instead of 5; the line is passed over"
+    assert [one.reason for one in broken[-3:-1]] == [
+        "step has more than 64 bits",
+        "vpp_stage or micro_step has more than 32 bits",
+    ]
     assert "no line end" in broken[-1].reason
     with caplog.at_level(logging.WARNING):
         list(read_csv(path))
-    assert len(caplog.records) == 6
+    assert len(caplog.records) == 8
     for text in ("", "name,step\n", "vpp_stage,name,step,norm"):
         path.write_text(text)
         with pytest.raises(ValueError, match="header"):

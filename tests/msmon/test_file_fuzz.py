@@ -63,6 +63,15 @@ def mutated(data: bytes, chance: random.Random, cuts: int) -> bytes:
     return bytes(changed)
 
 
+def _tensor(name: str, rank: int) -> dict:
+    """An entry of ``run.json``; the first tensor is cut into halves."""
+    shards = [{"data_types": ["grad_reduced"], "part": f"{3 * rank}:{3 * rank + 3}", "local_numel": 3}]
+    return {
+        "vpp_stage": 0, "name": name, "shape": [2, 3], "dtype": "torch.float32", "numel": 6,
+        "shards": shards if name == NAMES[0] else [],
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
     """An output directory with two ranks, several data types and anomalies."""
@@ -87,7 +96,17 @@ def original(tmp_path_factory) -> Path:
                     )
                 writer.flush()
         (run_dir / "run.json").write_text(
-            json.dumps({"schema": 1, "rank": rank, "world_size": 2, "framework": "torch", "tensors": [{"name": "a"}]})
+            json.dumps(
+                {
+                    "schema": 1,
+                    "rank": rank,
+                    "world_size": 2,
+                    "framework": "torch",
+                    "pp_stage": 0,
+                    "config": {"ops": ["norm"], "ndigits": 6, "step_count_per_record": 2},
+                    "tensors": [_tensor(name, rank) for name in NAMES],
+                }
+            )
         )
         missing = [{"data_type": "actv", "name": "fc3.output", "reason": "hook did not fire"}]
         (run_dir / "coverage.json").write_text(
@@ -210,3 +229,22 @@ def test_report(original, tmp_path_factory, capsys, seed, cuts, pattern):
     directory = tmp_path_factory.getbasetemp() / "report"
     copy_with_mutation(original, directory, pattern, random.Random(seed), cuts)
     run(["report", str(directory), "-o", str(directory / "report.html")], capsys)
+
+
+@pytest.mark.timeout(7200)
+@fuzz(share=10)
+@given(**MUTATIONS, pattern=st.sampled_from(["*-rank*/*.csv", "*-rank*/run.json"]))
+def test_diff(original, tmp_path_factory, capsys, seed, cuts, pattern):
+    directory = tmp_path_factory.getbasetemp() / "diff"
+    copy_with_mutation(original, directory, pattern, random.Random(seed), cuts)
+    run(["diff", str(original), str(directory)], capsys)
+
+
+@pytest.mark.timeout(7200)
+@fuzz(share=10)
+@given(**MUTATIONS, pattern=st.sampled_from(["*-rank*/*.csv", "*-rank*/run.json"]))
+def test_merge(original, tmp_path_factory, capsys, caplog, seed, cuts, pattern):
+    caplog.set_level(logging.CRITICAL)
+    directory = tmp_path_factory.getbasetemp() / "merge"
+    copy_with_mutation(original, directory, pattern, random.Random(seed), cuts)
+    run(["merge", str(directory), "-o", str(directory / "whole")], capsys)

@@ -165,9 +165,12 @@ def test_nothing_to_merge(tmp_path, capsys):
     (run_dir / "run.json").unlink()
     with pytest.raises(MergeError, match=r"run\.json is missing"):
         merge_ranks(tmp_path)
-    (run_dir / "run.json").write_text("{")
-    assert main(["merge", str(tmp_path)]) == 2
-    assert "is not what msmon writes" in capsys.readouterr().err
+    entries = [{"vpp_stage": 0, "name": "w", "numel": "7", "shape": [7], "dtype": "float32"}]
+    config = {"ops": ["norm"], "ndigits": 6, "step_count_per_record": 1}
+    for text in ("{", "[" * 5000, '{"tensors": []}', json.dumps({"config": config, "tensors": entries})):
+        (run_dir / "run.json").write_text(text)
+        assert main(["merge", str(tmp_path)]) == 2
+        assert "is not what msmon writes" in capsys.readouterr().err
 
 
 def test_partials_come_back(tmp_path):

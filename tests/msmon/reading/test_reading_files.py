@@ -153,7 +153,8 @@ def test_broken_lines_are_passed_over_and_named(tmp_path: Path) -> None:
     assert "grad_reduced_2-3.csv: no complete header line" in said
 
 
-def test_names_of_any_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line_by_line", [False, True])
+def test_names_of_any_kind(tmp_path: Path, line_by_line: bool) -> None:
     names = [
         "plain",
         "a,b",
@@ -165,9 +166,17 @@ def test_names_of_any_kind(tmp_path: Path) -> None:
         "\x1b[31m",
         "名前",
         "'apostrophe",
+        "lone \ud800 surrogate",
         "",
     ]
-    write_rank(tmp_path, {"grad_reduced": [(step, name, float(i)) for step in (0, 1) for i, name in enumerate(names)]})
+    run_dir = write_rank(
+        tmp_path, {"grad_reduced": [(step, name, float(i)) for step in (0, 1) for i, name in enumerate(names)]}
+    )
+    if line_by_line:
+        with (run_dir / "grad_reduced_1-1.csv").open("a") as file:
+            file.write("0,cut short")
+    # What UTF-8 cannot hold stays an escape.
+    names = [name.replace("\ud800", "\\ud800") for name in names]
     index = build_index(open_run(tmp_path), "grad_reduced")
     assert [row.tensor.name for row in index.rows] == names
     assert {(k[2], v) for k, v in cells(open_run(tmp_path), "grad_reduced").items()} == {
@@ -219,9 +228,43 @@ def test_what_is_no_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
         build_index(open_run(tmp_path), "grad_reduced")
 
 
+@pytest.mark.parametrize("header", [b"", b"\r\r", b'vpp_stage,name,step,"norm', b"vpp_stage,name,step,n\xffrm"])
+def test_broken_headers(tmp_path: Path, header: bytes) -> None:
+    """A file whose columns nobody knows is passed over; a strange name of a column is a name."""
+    (tmp_path / "grad_reduced_0-0.csv").write_bytes(b"vpp_stage,name,step,norm\n0,w,0,1.0\n")
+    (tmp_path / "grad_reduced_1-1.csv").write_bytes(header + b"\n0,w,1,2.0\n")
+    run = open_run(tmp_path)
+    found = cells(run, "grad_reduced")
+    assert found.pop((0, 0, "w", -1, 0, "norm")) == 1.0
+    if b"\xff" in header:
+        assert found == {(0, 0, "w", -1, 1, "n\u00ffrm"): 2.0}
+    else:
+        assert found == {}
+        assert "grad_reduced_1-1.csv: " in "\n".join(run.notes)
+
+
+def test_numbers_that_no_training_has(tmp_path: Path) -> None:
+    """They cost no memory: a table over all stages and micro-steps up to these would not fit into any machine."""
+    rows = [
+        "0,w,0,0,1.0",
+        "2000000000,w,0,2000000000,2.0",
+        "-7,w,0,-7,3.0",
+        "0,w,,0,4.0",
+        "0,w,99999999999999999999,0,5.0",
+    ]
+    (tmp_path / "actv_0-0.csv").write_text("\n".join(["vpp_stage,name,step,micro_step,norm", *rows, ""]))
+    run = open_run(tmp_path)
+    assert cells(run, "actv") == {
+        (0, 0, "w", 0, 0, "norm"): 1.0,
+        (0, 2_000_000_000, "w", 2_000_000_000, 0, "norm"): 2.0,
+        (0, -7, "w", -7, 0, "norm"): 3.0,
+    }
+    assert ["actv_0-0.csv:5:" in run.notes[0], "actv_0-0.csv:6:" in run.notes[1]] == [True, True]
+
+
 def test_broken_json_beside_the_files_is_a_note(tmp_path: Path) -> None:
     run_dir = write_rank(tmp_path, {"grad_reduced": [(0, "w", 1.0)]})
-    (run_dir / "run.json").write_text("{")
+    (run_dir / "run.json").write_text("[" * 5000)
     (run_dir / "coverage.json").write_text("[]")
     run = open_run(tmp_path)
     assert run.info == {}

@@ -7,7 +7,9 @@ import re
 import attrs
 
 _TAG = re.compile(
-    r"(?:(?P<vpp>\d+):)?(?P<name>.*?)(?::(?P<micro>\d+))?(?:/rank(?P<rank>\d+))?(?:/(?P<kind>[^/]*))?", re.DOTALL
+    r"(?:(?P<vpp>\d{1,18}):)?(?P<name>.*?)(?::(?P<micro>\d{1,18}))?"
+    r"(?:/rank(?P<rank>\d{1,18}))?(?:/(?P<kind>[^/]*))?",
+    re.DOTALL,
 )
 _END_OF_MODULE = re.compile(r"\.(?:input|output)(?:_[^.]*)?$")
 _CALL = re.compile(r"@\d+$")
@@ -84,4 +86,6 @@ class Tag:
         if self.data_type in _OF_OLDER_TOOL:
             return _OF_OLDER_TOOL[self.data_type]
         own = self.name.rpartition(".")[2]
-        return _OF_PARAMETER.get(self.data_type, f"{own} ({self.data_type})" if self.data_type else own).format(own)
+        if self.data_type in _OF_PARAMETER:
+            return _OF_PARAMETER[self.data_type].format(own)
+        return f"{own} ({self.data_type})" if self.data_type else own

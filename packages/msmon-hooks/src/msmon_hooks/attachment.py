@@ -145,10 +145,12 @@ class Attachment(ABC):
 
     def close(self) -> None:
         """Take every hook and patch off; harmless when called again."""
-        self._unhook()
-        self.step_registrations.close()
-        self._models.clear()
-        self._optimizer = None
+        try:
+            self._unhook()
+        finally:
+            self.step_registrations.close()
+            self._models.clear()
+            self._optimizer = None
 
     def retire(self) -> None:
         """Take the hooks off from inside a step's callback."""
@@ -162,7 +164,7 @@ class Attachment(ABC):
         Raises:
             Exception: whatever hooking raises; the hooks that were set are taken off before.
         """
-        self._unhook()
+        self._parts("hooks").always(self._unhook)
         # What failed before is tried again; the part that notices steps goes on.
         self._parts = Parts(coverage.part_failed, kept=[self._parts("steps"), self._parts("start and stop")])
         self._take(request, observer, coverage)
@@ -192,8 +194,10 @@ class Attachment(ABC):
         self._weight_names = ShortNames(enabled=self._request.short_names)
 
     def _unhook(self) -> None:
-        self.registrations.close()
-        self._modules = self._weights = self._collectives = self.forwards = None
+        try:
+            self.registrations.close()
+        finally:
+            self._modules = self._weights = self._collectives = self.forwards = None
 
     def _hook(self) -> None:
         """Put on everything but what notices the optimizer's steps."""
@@ -340,11 +344,11 @@ class Attachment(ABC):
         results.run(self._observer.step_end, event)
         if not results.enabled and len(self.registrations):
             # Nothing that is read could arrive anywhere; it would only pile up.
-            self._unhook()
+            self._parts("hooks").always(self._unhook)
 
     def _step_skipped(self) -> None:
         """A loss scaler has not let the optimizer step; gradients and moments stand as they would have."""
         steps = self._parts("steps")
         steps.run(self._step_begins)
         steps.run(self._gradients_ready)
-        self._step_ends(skipped=True)
+        steps.always(self._step_ends, skipped=True)

@@ -84,7 +84,7 @@ class OptimizerSteps:
     def after(self, result: Any = None) -> None:
         """A step has ended."""
         self.count += 1
-        self._ends(result)
+        self._part.always(self._ends, result)
 
     def _watched(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(closure)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from msmon_io._background import Background
-from msmon_io._cells import decode_cell
+from msmon_io._cells import decode_cell, utf8
 from msmon_io._conversion import DATA_TYPES
 from msmon_io._csv2parquet import convert_to_parquet
 from msmon_io._csv2tensorboard import csv2tensorboard_by_step
@@ -68,6 +68,7 @@ __all__ = [
     "read_csv",
     "run_dirs",
     "run_dirs_between",
+    "utf8",
     "write_bytes",
     "write_json",
     "write_text_csv",

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as pa_csv
 
-from msmon_io._cells import decode_cell
+from msmon_io._cells import decode_cell, utf8
 from msmon_io._csv_reader import parse_header
 from msmon_io._files import PathLike
 from msmon_io._numbers import COUNT_OPS
-from msmon_io._parquet_writer import utf8
 
 
 def read_arrow(path: PathLike, run: str) -> pa.Table | None:

@@ -16,14 +16,22 @@ logger = logging.getLogger("msmon_io")
 
 Job = tuple[Callable[..., object], tuple[Any, ...]]
 
+# Waiting is worth a warning if within a minute it is more than a second and more than this share of the time. Where
+# steps take milliseconds, each may well wait a little; and the first seconds, in which writers import what they need,
+# say nothing about the rest.
+_WINDOW_S = 60.0
+_FIRST_S = 10.0
+_MATERIAL_S = 1.0
+_MATERIAL_SHARE = 0.05
+
 
 class Background:
     """Runs jobs in order on one daemon thread, with a bounded number of unfinished ones.
 
     With ``depth=1`` a job must be finished before the next is taken, so a killed process loses at most the job being
-    done and what the training has not handed over yet. A full queue makes :meth:`submit` wait (said once). If
-    the job being done has not ended after `patience` seconds (a hung network disk), further jobs are dropped,
-    counted and reported rather than stopping the training for ever.
+    done and what the training has not handed over yet. A full queue makes :meth:`submit` wait; where that takes a
+    noticeable share of the time, it is said once. If the job being done has not ended after `patience` seconds (a hung
+    network disk), further jobs are dropped, counted and reported rather than stopping the training for ever.
 
     A job that raises is logged once and counted in :attr:`losses`. In a forked child every method returns at once.
 
@@ -42,6 +50,9 @@ class Background:
         """How often :meth:`submit` had to wait."""
         self.waited_s = 0.0
         """How long it waited, in seconds, all in all."""
+        self._window_begin: float | None = None
+        self._window_waited_s = 0.0
+        self._said = False
         self._name = name
         self._pid = os.getpid()
         self._jobs: deque[Job] = deque()
@@ -83,18 +94,34 @@ class Background:
         return True
 
     def _wait_for_room(self) -> bool:
+        if self._window_begin is None:
+            self._window_begin = time.monotonic()
         if self._unfinished < self.depth:
             return True
         if self._hung or threading.current_thread() is self._thread:
             return False
         self.waits += 1
-        if self.waits == 1:
-            logger.warning("writing is slower than the training: the training waits for it (said once)")
         begin = time.monotonic()
         has_room = self._changed.wait_for(lambda: self._unfinished < self.depth, self.patience)
-        self.waited_s += time.monotonic() - begin
+        self._count_wait(begin, time.monotonic())
         self._hung = not has_room
         return has_room
+
+    def _count_wait(self, begin: float, end: float) -> None:
+        self.waited_s += end - begin
+        self._window_waited_s += end - begin
+        elapsed = end - (begin if self._window_begin is None else self._window_begin)
+        material = self._window_waited_s > max(_MATERIAL_S, _MATERIAL_SHARE * elapsed)
+        if material and elapsed > _FIRST_S and not self._said:
+            self._said = True
+            logger.warning(
+                "writing is slower than the training, which has waited for it %.1f of the last %.1f s (said once); "
+                "record fewer tensors or fewer steps",
+                self._window_waited_s,
+                elapsed,
+            )
+        if elapsed > _WINDOW_S:
+            self._window_begin, self._window_waited_s = end, 0.0
 
     @property
     def _unfinished(self) -> int:

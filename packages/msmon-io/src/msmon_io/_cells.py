@@ -59,3 +59,12 @@ def decode_cell(text: str) -> str:
     if text[:1] == "'" and _ESCAPED_FORMULA.match(text):
         text = text[1:]
     return _ESCAPED.sub(_unescape, text) if "\\" in text else text
+
+
+def utf8(text: str) -> str:
+    r"""The text as UTF-8 can hold it: lone surrogates, which names may have as any Python text, become an escape.
+
+    >>> utf8("fc\ud800")
+    'fc\\ud800'
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msmon_io._cells import utf8
 from msmon_io._conversion import (
     check_data_types,
     check_process_num,
@@ -104,8 +105,6 @@ def convert_piece(*, report: Callable[[Message], None], files: Sequence[str], ev
 
 
 def _convert_rows(out: EventFile, header: Header, rows: Iterator[Row]) -> int:
-    from msmon_io._event_file import safe_tag
-
     tags: dict[tuple[int, str, int], list[str]] = {}
     done = step = 0
     scalars: list[tuple[str, float]] = []
@@ -118,7 +117,7 @@ def _convert_rows(out: EventFile, header: Header, rows: Iterator[Row]) -> int:
         key = (stage, name, micro_step)
         row_tags = tags.get(key)
         if row_tags is None:
-            start = safe_tag(f"vp{stage}:{name}:micro{micro_step}" if header.has_micro_step else f"vp{stage}:{name}")
+            start = utf8(f"vp{stage}:{name}:micro{micro_step}" if header.has_micro_step else f"vp{stage}:{name}")
             row_tags = tags[key] = [f"{start}/{op}" for op in header.number_ops]
         scalars += zip(row_tags, numbers, strict=True)
         done += 1

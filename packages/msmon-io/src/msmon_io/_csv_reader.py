@@ -11,13 +11,14 @@ from typing import TextIO
 
 from attrs import frozen
 
-from msmon_io._cells import decode_cell
+from msmon_io._cells import decode_cell, utf8
 from msmon_io._files import PathLike
 from msmon_io._table import TEXT_OPS, Table
 
 logger = logging.getLogger("msmon_io")
 
 _LEADING = ["vpp_stage", "name", "step"]
+_BITS_31, _BITS_63 = 1 << 31, 1 << 63
 
 
 @frozen(kw_only=True)
@@ -91,7 +92,7 @@ def parse_header(line: str) -> Header:
     if cells[:3] != _LEADING or len(set(cells)) != len(cells):
         raise ValueError(f"the header is {line!r}, not vpp_stage,name,step[,micro_step],<statistics>")
     has_micro_step = cells[3:4] == ["micro_step"]
-    ops = [decode_cell(cell) for cell in cells[4 if has_micro_step else 3 :]]
+    ops = [utf8(decode_cell(cell)) for cell in cells[4 if has_micro_step else 3 :]]
     return Header(has_micro_step=has_micro_step, ops=ops, text=[op in TEXT_OPS for op in ops])
 
 
@@ -151,14 +152,13 @@ def _rows(path: Path, file: TextIO, header: Header, on_broken: Callable[[BrokenL
                 if len(cells) != width:
                     raise ValueError(f"{len(cells)} cells instead of {width}")
                 numbers, texts = (cells[leading:], []) if only_numbers else _part(cells[leading:], header.text)
-                row = (
-                    int(cells[0]),
-                    decode_cell(cells[1]),
-                    int(cells[2]),
-                    int(cells[3]) if header.has_micro_step else 0,
-                    _floats(numbers),
-                    texts,
-                )
+                stage, step, micro_step = int(cells[0]), int(cells[2]), int(cells[3]) if header.has_micro_step else 0
+                # No format that rows go to has more bits.
+                if not (-_BITS_31 <= stage < _BITS_31 and -_BITS_31 <= micro_step < _BITS_31):
+                    raise ValueError("vpp_stage or micro_step has more than 32 bits")
+                if not -_BITS_63 <= step < _BITS_63:
+                    raise ValueError("step has more than 64 bits")
+                row = (stage, decode_cell(cells[1]), step, micro_step, _floats(numbers), texts)
             except ValueError as error:
                 on_broken(BrokenLine(path=path, line=number, reason=str(error)))
             else:

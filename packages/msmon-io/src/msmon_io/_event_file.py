@@ -116,8 +116,3 @@ class EventFile:
         self._buffer.seek(0)
         self._buffer.truncate()
         return data
-
-
-def safe_tag(tag: str) -> str:
-    """The tag as UTF-8 can hold it: lone surrogates become an escape."""
-    return tag if tag.isascii() else tag.encode("utf-8", "backslashreplace").decode()

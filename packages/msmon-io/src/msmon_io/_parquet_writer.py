@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attrs import define, field
 
+from msmon_io._cells import utf8
 from msmon_io._csv_writer import check_data_type
 from msmon_io._files import PathLike, inside, make_dir_inside, write_whole
 from msmon_io._losses import Losses
@@ -56,11 +57,6 @@ def number_column(values: Sequence[float], op: str) -> pa.Array:
     if op not in COUNT_OPS:
         return pa.array(values, pa.float64())
     return pa.array(values, pa.float64(), from_pandas=True).cast(pa.int64())
-
-
-def utf8(text: str) -> str:
-    """The text as UTF-8 can hold it: lone surrogates become an escape."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_part(path: Path, tables: Sequence[pa.Table], *, root: PathLike) -> None:

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from msmon_io._event_file import EventFile, event_file_name, safe_tag
+from msmon_io._cells import utf8
+from msmon_io._event_file import EventFile, event_file_name
 from msmon_io._files import PathLike
 from msmon_io._heat_map import heat_map
 from msmon_io._losses import Losses
@@ -46,7 +47,7 @@ class TensorBoardWriter:
         try:
             scalars = (
                 (tag + suffix, value)
-                for tag, row in zip(map(safe_tag, table.tags()), table.rows(), strict=True)
+                for tag, row in zip(map(utf8, table.tags()), table.rows(), strict=True)
                 for suffix, value in zip(suffixes, row, strict=True)
             )
             self._file.add_scalars(table.step, scalars)
@@ -64,7 +65,7 @@ class TensorBoardWriter:
             kind: ``adam_update``, ``adam_ratio``.
             counts: how many elements lie in each bin, the smallest bin first; always the same number of bins.
         """
-        name = safe_tag(f"{tag}/rank{self.rank}/{kind}")
+        name = utf8(f"{tag}/rank{self.rank}/{kind}")
         columns = self._heat_maps.setdefault(name, deque(maxlen=_HEAT_MAP_STEPS))
         if columns and len(columns[0]) != len(counts):
             columns.clear()

@@ -18,10 +18,10 @@ from msmon.collector import Buffer, NoObserver
 from msmon.config import Config, DynamicSwitch, Period
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
 from msmon.forks import leave_in_children
+from msmon.metrics_calls import MetricsCalls
 from msmon.outputs import make_run_dir
 from msmon.requests import ends_program
 from msmon.session import Place, Session
-from msmon.step_in_flight import Metrics, activations_so_far, current_gradients
 from msmon_hooks import Clock, Coverage, Part, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
@@ -29,7 +29,7 @@ logger = logging.getLogger("msmon")
 _NEVER = Schedule(collect_times=0)
 
 
-class BaseTrainerMon(DeprecatedCalls, ABC):
+class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
     """Watches a training. See the framework's own class for how to use it.
 
     With ``DYNAMIC_MONITOR=True`` in the environment, collection starts and stops with edits of the configuration
@@ -90,7 +90,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         self._waiting: Config | None = None
         self._starting = Part("the model")
         self._switching = Part("start and stop")
-        self._asking = Part("current gradients")
+        self._asking_gradients, self._asking_activations = Part("current gradients"), Part("current activations")
         leave_in_children(self)
 
     # What a framework adds
@@ -182,31 +182,6 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         self._attachment = self._attach(*args)
         session.begin(self._attachment)
 
-    def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
-        """Statistics of the current weight gradients, reduced and unreduced, anywhere in the program.
-
-        After a step and before the next backward: those of the last step. During a step: what the optimizer would
-        consume now, and, where ranks reduce, what was recorded of the gradients before that. Waits for the device.
-
-        Returns:
-            Two dictionaries, ``"0:fc1.weight/rank0/grad_reduced"`` to ``{"norm": 0.12, ...}``.
-        """
-        session = self._session
-        if session is None or not session.config.wg_distribution:
-            return {}, {}
-        hooks = self._attachment.weight_hooks if self._attachment is not None and self._clock.in_step else None
-        args = (hooks, session.collector, session.config, self._rank)
-        current = self._asking.run(current_gradients, *args) if hooks is not None else None
-        return current or (self._metrics("grad_reduced"), self._metrics("grad_unreduced"))
-
-    def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
-        """Statistics of the activations and of their gradients, of the step so far; between two steps, and in one that
-        is not sampled, those of the last that was. Waits for the device."""
-        session = self._session
-        if session is not None and self._clock.in_step and self._clock.sampled:
-            return activations_so_far(session.collector, session.config, self._rank)
-        return self._metrics("actv"), self._metrics("actv_grad")
-
     @property
     def ops(self) -> list[str]:
         """The statistics; they may be changed while training, from the next step on, in a new run directory."""
@@ -265,12 +240,6 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             tensor=self._group_ranks(self._tp_group),
         )
         return Session(config, place, run_dir, self._make_buffer(), owner=self)
-
-    def _metrics(self, data_type: str) -> Metrics:
-        if self._session is None:
-            return {}
-        self._session.pipeline.drain()
-        return self._session.pipeline.metrics(data_type)
 
     def _after_step(self, event: StepEnd) -> None:
         """A step is over: what is in force for the next one?"""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import msmon_io
 from msmon.merging._errors import MergeError
 from msmon.merging._rank_run import Key, RankRun, Row, open_rank
-from msmon.merging._written_digits import mergeable
+from msmon.merging.written_digits import mergeable
 from msmon.tables import TEXT_OPS, number_ops
 from msmon_stats import OPS, finalize, merge
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import msmon_io
 from msmon.merging._errors import MergeError
-from msmon.merging._written_digits import to_partial
+from msmon.merging.written_digits import to_partials
 from msmon.partials import read_partials, steps_with_partials
 
 Key = tuple[str, int, str, int]
@@ -95,19 +95,24 @@ class RankRun:
             yield from (row for row in self._from_table(data_type, table) if row.key not in exact)
 
     def _from_table(self, data_type: str, table: msmon_io.Table) -> Iterator[Row]:
-        ops = table.number_ops
         micro_steps = table.micro_steps or [-1] * len(table)
-        for index, values in enumerate(table.rows()):
-            place = (table.vpp_stages[index], table.names[index])
-            entry = self.tensors.get(place)
-            if entry is None:
-                continue
-            whole = Piece(part="", numel=entry["numel"])
-            piece = self.pieces.get((data_type, *place), whole)
+        places = list(zip(table.vpp_stages, table.names, strict=True))
+        known = [index for index, place in enumerate(places) if place in self.tensors]
+        if not known:
+            return
+        entries = [self.tensors[places[index]] for index in known]
+        pieces = [
+            self.pieces.get((data_type, *places[index])) or Piece(part="", numel=entry["numel"])
+            for index, entry in zip(known, entries, strict=True)
+        ]
+        numbers = np.array(table.rows(), dtype=np.float64).reshape(len(table), -1)[known]
+        values = dict(zip(table.number_ops, numbers.T, strict=True))
+        partials = to_partials(values, [piece.numel for piece in pieces])
+        for index, entry, piece, partial in zip(known, entries, pieces, partials, strict=True):
             yield Row(
-                key=(data_type, *place, micro_steps[index]),
+                key=(data_type, *places[index], micro_steps[index]),
                 piece=piece,
-                partial=to_partial(dict(zip(ops, values, strict=True)), piece.numel),
+                partial=partial,
                 exact=False,
                 dtype=table.text["dtype"][index] if "dtype" in table.text else entry["dtype"],
             )
@@ -123,6 +128,11 @@ def open_rank(rank: int, path: Path) -> RankRun:
     try:
         info = json.loads(file.read_text("utf-8"))
         entries = info["tensors"]
+        _check(info["config"], {"ops": list, "ndigits": int, "step_count_per_record": int})
+        for entry in entries:
+            _check(entry, {"vpp_stage": int, "name": str, "numel": int, "shape": list, "dtype": str})
+            for shard in entry.get("shards", ()):
+                _check(shard, {"data_types": list, "part": str, "local_numel": int})
         tensors = {(entry["vpp_stage"], entry["name"]): entry for entry in entries}
         pieces = {
             (data_type, entry["vpp_stage"], entry["name"]): Piece(part=shard["part"], numel=shard["local_numel"])
@@ -132,9 +142,15 @@ def open_rank(rank: int, path: Path) -> RankRun:
         }
     except FileNotFoundError:
         raise MergeError(f"{file} is missing: without it nobody knows which parts rank {rank} holds") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MergeError(f"{file} is not what msmon writes ({type(error).__name__}: {error})") from None
     return RankRun(rank=rank, path=path, info=info, tensors=tensors, pieces=pieces, records=_records(path))
+
+
+def _check(fields: Any, kinds: dict[str, type]) -> None:
+    for name, kind in kinds.items():
+        if type(fields[name]) is not kind:
+            raise TypeError(f"{name} is {fields[name]!r:.80}")
 
 
 def _records(run_dir: Path) -> dict[tuple[int, int], Record]:

@@ -13,8 +13,7 @@ import attrs
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from msmon_io import BrokenLine, Table, data_type_of, read_csv
-from msmon_io._cells import decode_cell
+from msmon_io import BrokenLine, Table, data_type_of, decode_cell, read_csv, utf8
 
 from .errors import UnusableRun
 from .statistics import TEXT
@@ -46,15 +45,22 @@ class CsvPiece:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        with self.path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file:
-            header = next(csv.reader(file), [])
+        # As read_csv reads it, so that the columns have the same names there.
+        with self.path.open(newline="\n", encoding="utf-8-sig", errors="backslashreplace") as file:
+            line = file.readline().rstrip("\r\n")
+        try:
+            cells = next(csv.reader([line]), [])
+        except csv.Error:
+            cells = []  # read_csv says what is wrong with it
+        header = [utf8(decode_cell(cell)) for cell in cells]
         if header and not {"name", "step"} <= set(header):
             raise UnusableRun(f"{self.path}: the header has no columns `name` and `step`, but {header}")
         return tuple(header)
 
     def load(self, columns: Sequence[str]) -> tuple[Any, list[str]]:
         wanted = [column for column in self.columns if column in columns]
-        if not self._ends_with_a_whole_line():
+        # To Arrow, no columns mean all columns.
+        if not wanted or not self._ends_with_a_whole_line():
             return self._load_by_line(wanted)
         convert = arrow_csv.ConvertOptions(
             column_types={column: _kind(column) for column in wanted},
@@ -65,8 +71,10 @@ class CsvPiece:
         )
         try:
             table = arrow_csv.read_csv(self.path, convert_options=convert)
-        except pa.ArrowInvalid:
+        except pa.ArrowException:  # also a header with a column that is no UTF-8 text
             return self._load_by_line(wanted)
+        if any(table[column].null_count for column in wanted if column in _INTEGERS):
+            return self._load_by_line(wanted)  # an empty cell where a number must be
         return _decode_names(table), []
 
     def _ends_with_a_whole_line(self) -> bool:
@@ -92,7 +100,7 @@ def _decode_names(table: Any) -> Any:
         texts = chunk.dictionary.to_pylist()
         if not any("\\" in text or text.startswith("'") for text in texts):
             return table
-        decoded = pa.array([decode_cell(text) for text in texts], type=pa.string())
+        decoded = pa.array([utf8(decode_cell(text)) for text in texts], type=pa.string())
         chunks.append(pa.DictionaryArray.from_arrays(chunk.indices, decoded))
     return table.set_column(table.column_names.index("name"), "name", pa.chunked_array(chunks, type=names.type))
 
@@ -114,13 +122,13 @@ def _arrow_table(wanted: Sequence[str], tables: Sequence[Table]) -> Any:
             if column == "step":
                 values += [table.step] * len(table)
             elif column == "name":
-                values += table.names
+                values += map(utf8, table.names)
             elif column == "vpp_stage":
                 values += table.vpp_stages
             elif column == "micro_step":
                 values += table.micro_steps or [0] * len(table)
             elif column in table.text:
-                values += table.text[column]
+                values += map(utf8, table.text[column])
             else:
                 at = numbers.index(column)
                 values += [row[at] for row in rows]

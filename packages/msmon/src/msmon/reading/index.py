@@ -14,6 +14,9 @@ from .run import RankRun, Run
 
 Ints = npt.NDArray[np.int64]
 
+#: More micro-steps and stages than any training has. A damaged file may name the billionth.
+_SMALL = 4096
+
 #: The micro-step of data types that have none.
 NO_MICRO_STEP = -1
 
@@ -117,7 +120,7 @@ class RowNumbers:
         self._keep = keep
         self._grow = grow
         self._names: Any = None
-        self._shape = (0, 0, 0)
+        self._stages = self._micro_steps = np.zeros(0, dtype=np.int64)
         self._numbers = np.full(0, -2)
         self._keys: dict[TensorKey, TensorKey | None] = {}
 
@@ -130,11 +133,14 @@ class RowNumbers:
         columns = table.column_names
         vpp = table["vpp_stage"].to_numpy() if "vpp_stage" in columns else np.zeros(len(codes), np.int64)
         micro = table["micro_step"].to_numpy() if "micro_step" in columns else np.full(len(codes), NO_MICRO_STEP)
-        shape = (int(vpp.max()) + 1, int(micro.max()) + 2, len(names))
-        code = (vpp * shape[1] + micro + 1) * shape[2] + codes
+        stages, vpp = _positions(vpp)
+        micro_steps, micro = _positions(micro + 1)
+        shape = (len(stages), len(micro_steps), len(names))
+        code = (vpp * shape[1] + micro) * shape[2] + codes
         # Consecutive pieces name the same tensors: what was looked up once is kept. -2 is "not looked up yet".
-        if shape != self._shape or not names.equals(self._names):
-            self._names, self._shape = names, shape
+        same = np.array_equal(stages, self._stages) and np.array_equal(micro_steps, self._micro_steps)
+        if not same or not names.equals(self._names):
+            self._names, self._stages, self._micro_steps = names, stages, micro_steps
             self._numbers = np.full(int(np.prod(shape)), -2, dtype=np.int64)
         numbers = self._numbers[code]
         unknown = np.flatnonzero(numbers == -2)
@@ -146,8 +152,8 @@ class RowNumbers:
             texts = names.to_pylist()
             for one in new[np.argsort(first[new], kind="stable")].tolist():
                 rest, name = divmod(one, shape[2])
-                vpp_stage, micro_step = divmod(rest, shape[1])
-                self._numbers[one] = self._number(vpp_stage, texts[name], micro_step - 1)
+                stage, micro_step = divmod(rest, shape[1])
+                self._numbers[one] = self._number(int(stages[stage]), texts[name], int(micro_steps[micro_step]) - 1)
             numbers = self._numbers[code]
         return np.asarray(numbers, dtype=np.int64)
 
@@ -161,3 +167,13 @@ class RowNumbers:
             return -1
         row = RowKey(kept, micro_step)
         return self._rows.setdefault(row, len(self._rows)) if self._grow else self._rows.get(row, -1)
+
+
+def _positions(values: Ints) -> tuple[Ints, Ints]:
+    """Distinct values, and the position of each value among them. Quick where all are small: then every small number
+    is taken for one of them."""
+    largest = int(values.max())
+    if largest < _SMALL and int(values.min()) >= 0:
+        return np.arange(largest + 1), values
+    distinct, positions = np.unique(values, return_inverse=True)
+    return distinct, positions

@@ -181,7 +181,7 @@ def _read_object(path: Path, notes: list[str]) -> Mapping[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path} cannot be read: {error}")
         return {}
     if not isinstance(value, dict):

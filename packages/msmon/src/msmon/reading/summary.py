@@ -83,7 +83,8 @@ def summarize(path: str | Path, *, progress: Callable[[str], None] = lambda text
     for rank in run.ranks.values():
         counts, entries = rank.coverage.get("expected"), rank.coverage.get("missing")
         for data_type, count in counts.items() if isinstance(counts, Mapping) else ():
-            expected[data_type] = expected.get(data_type, 0) + count
+            if isinstance(count, int):
+                expected[data_type] = expected.get(data_type, 0) + count
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, Mapping):
                 missing[str(entry.get("data_type")), str(entry.get("name")), str(entry.get("reason"))] = None

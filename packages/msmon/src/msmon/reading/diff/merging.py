@@ -9,6 +9,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from msmon.merging.written_digits import mergeable, to_partials
+from msmon_stats import FIELDS, OPS, finalize, merge
+
 from ..blocks import Block
 from ..index import Index, TensorKey
 from ..statistics import Floats
@@ -16,6 +19,9 @@ from ..statistics import Floats
 if TYPE_CHECKING:
     from .pairing import SidedRun
 
+
+_NOTHING = np.array([0.0, 0.0, 0.0, 0.0, np.inf, -np.inf, 0.0, 0.0])
+"""The partials of no element."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -38,12 +44,14 @@ class Parts:
 def merged_blocks(blocks: Sequence[Iterator[Block]], one: SidedRun, index: Index) -> Iterator[Block]:
     """The statistics of whole tensors from those of their parts.
 
-    Where the ranks hold parts, min, max, absmax, nans, infs, norm, rms, mean and zeros follow from those of the parts,
-    std too if mean is there; another statistic is dropped, and so is a tensor of which a part is missing. Where every
+    Where the ranks hold parts, the statistics of tensors follow from those of the parts, std if mean is there; another
+    statistic (of attention, say) is dropped, and so is a tensor of which a part is missing. Where every
     rank holds the whole tensor, or `run.json` does not say, the first rank that has a value gives it; but min, max and
     absmax are always taken over all ranks.
     """
     parts = _parts(one, index)
+    cut = np.flatnonzero(parts.sharded)
+    ops = [stat for stat in index.stats if stat in OPS]
     for together in zip(*blocks, strict=True):
         values = np.stack([block.values for block in together])
         present = np.stack([block.present for block in together])
@@ -53,25 +61,40 @@ def merged_blocks(blocks: Sequence[Iterator[Block]], one: SidedRun, index: Index
             present=np.asarray(present.any(axis=0)),
         )
         for number, stat in enumerate(index.stats):
-            here = present[:, number]
-            merged.values[number] = _first(values[:, number], here)
-            if stat in _EXTREMES:
-                merged.values[number] = _EXTREMES[stat](values[:, number], here)
-            if not parts.sharded.any():
-                continue
-            mean = values[:, index.stats.index("mean")] if "mean" in index.stats else None
-            count = np.where(here, parts.count[:, None], 0.0)
-            complete = count.sum(axis=0) == parts.whole
-            merged.present[number] &= complete | ~parts.sharded
-            if (here.any(axis=0) & ~complete & parts.sharded).any():
+            pick = _EXTREMES.get(stat, _first)
+            merged.values[number] = pick(values[:, number], present[:, number])
+        if len(cut):
+            merged.present[..., cut] = False
+            if not _join(merged, values[..., cut], present[..., cut], parts, index.stats, ops):
                 one.run.note(f"{index.data_type}: of some tensors a part is missing; they are not compared there")
-            if stat not in _EXTREMES:
-                whole = _whole(stat, values[:, number], count, mean)
-                merged.present[number, :, parts.sharded] &= whole is not None
-                if whole is not None:
-                    merged.values[number] = np.where(parts.sharded, whole, merged.values[number])
         merged.values[~merged.present] = np.nan
         yield merged
+
+
+def _join(merged: Block, values: Floats, present: Mask, parts: Parts, stats: Sequence[str], ops: Sequence[str]) -> bool:
+    """Put whole tensors into the block; False if some have parts that are missing.
+
+    Args:
+        values, present: of the parts, (ranks, statistics, steps, cut rows).
+        ops: those of `stats` that follow from parts.
+    """
+    cut = np.flatnonzero(parts.sharded)
+    numbers = [stats.index(op) for op in ops]
+    here = present[:, numbers].all(axis=1) if ops else present.any(axis=1)
+    count = np.where(here, parts.count[:, None, cut], 0.0)
+    complete = count.sum(axis=0) == parts.whole[cut]
+    if ops:
+        whole = np.broadcast_to(_NOTHING, (complete.size, len(FIELDS)))
+        for rank in range(len(values)):
+            part = to_partials({op: values[rank, number] for op, number in zip(ops, numbers, strict=True)}, count[rank])
+            part[count[rank] == 0] = _NOTHING
+            whole = merge(whole, part.reshape(whole.shape))
+        found = finalize(whole, ops)
+        for column, op in enumerate(ops):
+            if op in mergeable(ops):
+                merged.values[numbers[column]][:, cut] = found[:, column].reshape(complete.shape)
+                merged.present[numbers[column]][:, cut] = complete
+    return bool((complete | ~here.any(axis=0)).all())
 
 
 def _parts(one: SidedRun, index: Index) -> Parts:
@@ -115,31 +138,3 @@ def _largest(values: Floats, present: Mask) -> Floats:
 
 
 _EXTREMES = {"min": _smallest, "max": _largest, "absmax": _largest}
-
-
-def _whole(stat: str, values: Floats, count: Floats, mean: Floats | None) -> Floats | None:
-    """A statistic of whole tensors, None where it does not follow.
-
-    Args:
-        values, mean: of the parts, (ranks, steps, rows).
-        count: elements of the parts, the same shape; 0 for those that do not count.
-    """
-    values = np.where(count > 0, values, 0.0)
-    total = np.sum(count, axis=0)
-    whole: Floats | None = None
-    with np.errstate(invalid="ignore", divide="ignore"):
-        if stat in ("nans", "infs"):
-            whole = np.sum(values, axis=0)
-        elif stat == "norm":
-            whole = np.sqrt(np.sum(values**2, axis=0))
-        elif stat in ("mean", "zeros"):
-            whole = np.sum(values * count, axis=0) / total
-        elif stat == "rms":
-            whole = np.sqrt(np.sum(values**2 * count, axis=0) / total)
-        elif stat == "std" and mean is not None:
-            mean = np.where(count > 0, mean, 0.0)
-            # A part of one element has no std.
-            within = np.sum(np.where(count > 1, values**2 * (count - 1), 0.0), axis=0)
-            center = np.sum(mean * count, axis=0) / total
-            whole = np.sqrt((within + np.sum((mean - center) ** 2 * count, axis=0)) / (total - 1))
-    return whole

@@ -80,7 +80,7 @@ def read_rules(path: Path) -> NameRules:
     """
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnusableRun(f"--map {path}: {error}") from error
     if not isinstance(entries, list):
         raise UnusableRun(
