@@ -39,6 +39,7 @@ def test_summary_of_a_checkpoint(capsys):
 
 @pytest.mark.usefixtures("checkpoint")
 def test_summary_with_nothing_but_attrs_and_numpy(tmp_path):
+    pytest.importorskip("hatch")
     # A wheel, as it is published, in a folder with the two packages that it requires; -S and -I hide all others.
     wheel = tmp_path / "dist"
     subprocess.run(
