@@ -47,10 +47,8 @@ def table():
             row = rows[task]
             more = row["late_mb"] - plain["late_mb"]
             print(f"{text:58} {row['ratio']:7.3f} {peer:>5}  {target:>6}  {row['step_s']:6.3f}s {more:8.0f}")
-    growth = {task: row["late_mb"] - row["early_mb"] for task, row in rows.items()}
-    print(
-        f"resident memory, last third of the steps over the second: {', '.join(f'{t} {mb:+.0f} MB' for t, mb in growth.items())}"
-    )
+    growth = ", ".join(f"{task} {row['late_mb'] - row['early_mb']:+.0f} MB" for task, row in rows.items())
+    print(f"resident memory, last third of the steps over the second: {growth}")
 
 
 @pytest.mark.parametrize("task", ROWS)
