@@ -21,6 +21,7 @@ import tomllib
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("msmon-stats", "msmon-hooks", "msmon-alert", "msmon-io", "msmon")
+MODULES = [package.replace("-", "_") for package in PACKAGES]
 TORCH = ["torch==2.1.2"]
 # torch 2.1 was built for numpy 1, and imports pkg_resources for extensions.
 NUMPY_FOR_TORCH = "numpy==1.26.0"
@@ -88,6 +89,10 @@ def tests(python: Path, places: list[str], further: list[str]) -> int:
         module = re.search(r"ModuleNotFoundError: No module named '([^']+)'", section)
         if module is not None:
             missing[section.split()[0]] = module[1]
+    ours = sorted({module for module in missing.values() if module.partition(".")[0] in MODULES})
+    if ours:
+        # Else every test would be left out, and nothing would fail.
+        sys.exit(f"{python}: {', '.join(ours)} cannot be imported; remove its environment, it is made anew")
     for file, module in missing.items():
         print(f"{file}: left out, it needs {module}")
     command = [str(python), "-m", "pytest", "-q", *(file for file in files if file not in missing), *further]
