@@ -38,7 +38,7 @@ test-old-megatron: .venv/.ready
 	$(BIN)/python scripts/old_megatron.py $(ARGS)
 
 # Tests with torch 2.1.2 and the lower bounds of everything else, and without a framework on Python 3.10 and 3.12.
-test-oldest: .venv/.ready
+test-oldest: venv
 	$(BIN)/python scripts/oldest.py $(ARGS)
 
 # Which lines the tests run. Slower than `make test`, which does not measure.

@@ -3,13 +3,12 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import msmon_stats
 
 HERE = Path(__file__).parent
-PYTHON = Path(sys.prefix).parent / ".venv-mindspore" / "bin" / "python"
+PYTHON = HERE.parent.parent / ".venv-mindspore" / "bin" / "python"
 
 
 def test_conformance_in_the_environment_with_mindspore():

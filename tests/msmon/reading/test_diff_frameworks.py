@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ import msmon_stats
 from msmon.cli import main
 from msmon.reading.diff import diff_runs, read_rules
 
-MINDSPORE = Path(sys.prefix).parent / ".venv-mindspore" / "bin" / "python"
+MINDSPORE = Path(__file__).parents[3] / ".venv-mindspore" / "bin" / "python"
 CONFIG = {
     "wg_distribution": True,
     "param_distribution": True,
