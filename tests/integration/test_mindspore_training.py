@@ -1,11 +1,9 @@
 """The ways to train with MindSpore, each unchanged by the monitor, and what is recorded of it."""
 
-import csv
 import gc
 import json
 import logging
 import weakref
-from pathlib import Path
 
 import mindspore
 import numpy as np
@@ -17,6 +15,7 @@ from mindspore.experimental import optim as experimental
 from msmon.mindspore import TrainerMon
 
 from .mindspore_models import batches, build, mlp, train, weight_bytes
+from .run_files import coverage, run_dir, table
 
 EVERYTHING = {
     "wg_distribution": True,
@@ -29,24 +28,6 @@ EVERYTHING = {
     "l2_targets": {"linear_hook": []},
     "ops": ["min", "max", "mean", "norm", "nans", "zeros"],
 }
-
-
-def table(run_dir: Path, data_type: str, step: int) -> dict[str, dict[str, str]]:
-    with (run_dir / f"{data_type}_{step}-{step}.csv").open(newline="") as file:
-        return {row["name"]: row for row in csv.DictReader(file)}
-
-
-def run_dir(output_dir: Path) -> Path:
-    return next(iter(output_dir.glob("*-rank0-*")))
-
-
-def coverage(output_dir: Path) -> dict:
-    return json.loads((run_dir(output_dir) / "coverage.json").read_text())
-
-
-def newest_coverage(output_dir: Path) -> dict:
-    files = output_dir.glob("*-rank0-*/coverage.json")
-    return json.loads(max(files, key=lambda path: path.stat().st_mtime_ns).read_text())
 
 
 # Ways to train. Each returns the losses, bit by bit.
@@ -265,91 +246,6 @@ def test_evaluations_are_not_recorded_and_interval_and_times_hold(write_config, 
     assert {name for name in files if name.startswith("actv_")} >= {"actv_1-1.csv", "actv_3-3.csv"}
     assert "actv_5-5.csv" not in files
     assert {row["micro_step"] for row in table(run_dir(output_dir), "actv", 3).values()} == {"0"}
-
-
-def test_graph_mode_and_jit_say_what_is_missing_and_training_goes_on(write_config, output_dir, caplog):
-    class Compiled(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.inside = nn.Dense(8, 8)
-
-        @mindspore.jit
-        def construct(self, x):
-            return self.inside(x)
-
-    def network():
-        mindspore.set_seed(5)
-        return nn.SequentialCell(nn.Dense(4, 8), Compiled(), nn.Dense(8, 2))
-
-    config = write_config(xy_distribution=True, wg_distribution=True, param_distribution=True)
-    results = []
-    for monitored in (False, True):
-        model = network()
-        optimizer = nn.Adam(model.trainable_params(), 1e-2)
-        if monitored:
-            monitor = TrainerMon(config)
-            monitor.set_monitor(model, 1, optimizer)
-        results.append((train("mlp", model, optimizer), weight_bytes(model)))
-    monitor.close()
-    assert results[0] == results[1]
-    assert "compiled by jit, so that nothing inside is recorded: 1" in caplog.text
-    found = coverage(output_dir)
-    assert [(entry["name"], entry["reason"]) for entry in found["missing"]] == [
-        ("1.inside", "hook did not fire: inside a Cell compiled by jit")
-    ]
-    assert found["seen"]["grad_unreduced"] == 6
-    assert found["seen"]["actv"] == 8
-
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    try:
-        results = []
-        for monitored in (False, True):
-            model = network()
-            optimizer = nn.Adam(model.trainable_params(), 1e-2)
-            if monitored:
-                monitor = TrainerMon(config)
-                monitor.set_monitor(model, 1, optimizer)
-            results.append((train("mlp", model, optimizer), weight_bytes(model)))
-        monitor.close()
-    finally:
-        mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-    assert results[0] == results[1]
-    assert "MindSpore runs in graph mode" in caplog.text
-    found = newest_coverage(output_dir)
-    assert found["seen"]["actv"] == 0
-    assert {entry["reason"] for entry in found["missing"]} == {"hook did not fire: MindSpore runs in graph mode"}
-    # The optimizer is called from Python: what it is given and what it updates is recorded all the same.
-    assert found["seen"]["grad_reduced"] == found["seen"]["param_updated"] == 6
-
-
-@pytest.mark.parametrize("capture", ["ast", "bytecode"])
-def test_a_function_that_jit_compiles(capture, write_config, output_dir, caplog):
-    config = write_config(xy_distribution=True, wg_distribution=True, param_distribution=True)
-    results = []
-    for monitored in (False, True):
-        model, optimizer = build("mlp")
-
-        def forward(x, model=model):
-            return model(x).sum()
-
-        grad = mindspore.value_and_grad(mindspore.jit(forward, capture_mode=capture), None, optimizer.parameters)
-        if monitored:
-            monitor = TrainerMon(config)
-            monitor.set_monitor(model, 1, optimizer)
-        losses = []
-        for batch in batches("mlp")[:2]:
-            loss, gradients = grad(batch)
-            optimizer(gradients)
-            losses.append(loss.asnumpy().tobytes())
-        results.append((losses, weight_bytes(model)))
-    monitor.close()
-    assert results[0] == results[1]
-    # The function says nothing of itself before it runs.
-    assert caplog.text.count("a function that jit compiles") == 1
-    found = newest_coverage(output_dir)
-    assert any("a function that jit compiles" in note for note in found["notes"])
-    assert found["seen"]["actv"] == 0
-    assert found["seen"]["grad_reduced"] == found["seen"]["param_updated"] == 4
 
 
 def test_an_adapter_with_torchs_interface(write_config, output_dir):

@@ -14,7 +14,8 @@ import torch
 
 from msmon.pytorch import TrainerMon
 
-from .reference_models import CASES, DATA, build, config_of, train
+from .reference_cases import CASES
+from .reference_models import DATA, build, config_of, train
 
 KEYS = ("vpp_stage", "name", "step", "micro_step")
 
