@@ -46,18 +46,22 @@ class Alert:
 
     @property
     def rule(self) -> str:
+        """Name of the rule that fired first."""
         return self.fired[0].rule
 
     @property
     def stat(self) -> str:
+        """The statistic that it fired on."""
         return self.fired[0].stat
 
     @property
     def value(self) -> float:
+        """The value that it fired on; may be nan or infinite."""
         return self.fired[0].value
 
     @property
     def history(self) -> float | None:
+        """What it compared that with; None for a rule that compares with nothing."""
         return self.fired[0].history
 
     @property

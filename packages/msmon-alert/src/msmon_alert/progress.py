@@ -21,6 +21,7 @@ class Progress:
         self._visible = sys.stderr.isatty()
 
     def advance(self) -> None:
+        """One more is done."""
         self._done += 1
         now = time.monotonic()
         if self._visible and now - self._drawn > _REDRAW_S:

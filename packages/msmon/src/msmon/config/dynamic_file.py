@@ -77,6 +77,7 @@ class ConfigWatch:
 
 
 def digest_of(data: bytes) -> str:
+    """What tells one content of the file from another: SHA-256, in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -42,6 +42,7 @@ class Period:
         return self.first_step + (self.config.collect_times - 1) * self.config.step_interval
 
     def samples(self, step: int) -> bool:
+        """Whether a step is recorded."""
         return self.first_step <= step <= self.last_step and (step - self.first_step) % self.config.step_interval == 0
 
 

@@ -78,6 +78,7 @@ class Target:
     """Gradients of the outputs."""
 
     def applies_to(self, stage: int) -> bool:
+        """Whether it is meant for the modules of a virtual stage."""
         return self.stage is None or self.stage == stage
 
     def to_dict(self) -> dict[str, str]:
