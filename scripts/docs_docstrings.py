@@ -1,7 +1,4 @@
-"""An extension of griffe, which reads the docstrings for the site: what in them is not Markdown becomes Markdown.
-
-Examples (`>>>`) get a fence, and names in the way of reStructuredText (`:class:`) stand alone.
-"""
+"""Reads docstrings for the site, an extension of griffe: they are Markdown, and examples (`>>>`) get a fence."""
 
 from __future__ import annotations
 
@@ -11,13 +8,12 @@ from typing import Any
 import griffe
 
 EXAMPLE = re.compile(r"^([ \t]*)>>> .*(?:\n(?![ \t]*$).*)*", re.MULTILINE)
-ROLE = re.compile(r":(?:class|meth|func|data|mod|attr):`~?([^`]+)`")
 
 
 def as_markdown(docstring: str) -> str:
     """The docstring as Markdown.
 
-    >>> print(as_markdown("See :class:`Clock`.\\n\\n>>> 1 + 1\\n2\\n"))
+    >>> print(as_markdown("See `Clock`.\\n\\n>>> 1 + 1\\n2\\n"))
     See `Clock`.
     <BLANKLINE>
     ```pycon
@@ -26,8 +22,7 @@ def as_markdown(docstring: str) -> str:
     ```
     <BLANKLINE>
     """
-    fenced = EXAMPLE.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", docstring)
-    return ROLE.sub(lambda match: f"`{match[1]}`", fenced)
+    return EXAMPLE.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", docstring)
 
 
 class MarkdownDocstrings(griffe.Extension):

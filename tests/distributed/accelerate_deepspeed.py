@@ -54,7 +54,7 @@ def build(*, stage: int, grad_acc_steps: int, inner_optimizer: bool) -> Trained:
 
 
 def proof(*, output: str, **variant: Any) -> dict[str, Any]:
-    """The four trainings of :func:`prove`."""
+    """The four trainings of `prove`."""
     try:
         return prove(lambda: build(**variant), output=output)
     finally:

@@ -79,12 +79,12 @@ def build_by_hand() -> Trained:
 
 
 def proof_by_hand(*, output: str) -> dict[str, Any]:
-    """The four trainings of :func:`prove`."""
+    """The four trainings of `prove`."""
     return prove(build_by_hand, output=output)
 
 
 def proof(*, output: str, config: dict[str, Any] | None = None, **variant: Any) -> dict[str, Any]:
-    """The four trainings of :func:`prove`."""
+    """The four trainings of `prove`."""
     return prove(lambda: build(**variant), output=output, **(config or {}))
 
 

@@ -69,7 +69,7 @@ def build(
 
 
 def proof(*, output: str, config: dict[str, Any] | None = None, **variant: Any) -> dict[str, Any]:
-    """The four trainings of :func:`prove`."""
+    """The four trainings of `prove`."""
     return prove(lambda: build(**variant), output=output, **(config or {}))
 
 

@@ -103,5 +103,5 @@ def train(config: Path | None, grad_acc_steps: int) -> Finished:
 
 
 def proof(*, output: str, grad_acc_steps: int = 1, **config: Any) -> dict[str, Any]:
-    """The trainings of :func:`prove_trainer`."""
+    """The trainings of `prove_trainer`."""
     return prove_trainer(lambda path: train(path, grad_acc_steps), output=output, **config)

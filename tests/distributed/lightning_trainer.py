@@ -109,5 +109,5 @@ def train(config: Path | None, grad_acc_steps: int, strategy: str) -> Finished:
 
 
 def proof(*, output: str, grad_acc_steps: int = 1, strategy: str = "ddp", **config: Any) -> dict[str, Any]:
-    """The trainings of :func:`prove_trainer`."""
+    """The trainings of `prove_trainer`."""
     return prove_trainer(lambda path: train(path, grad_acc_steps, strategy), output=output, **config)

@@ -269,7 +269,7 @@ def proof(
     model: dict[str, Any] | None = None,
     **variant: Any,
 ) -> dict[str, Any]:
-    """The four trainings of :func:`prove`, and the unsplit one."""
+    """The four trainings of `prove`, and the unsplit one."""
     ranks = torch.distributed.get_world_size() // variant.get("tensor", 1) // variant.get("pipeline", 1)
     whole = whole_training(steps=steps, grad_acc_steps=variant.get("grad_acc_steps", 1), batches=ranks, **(model or {}))
     names: list[dict[str, str]] = []

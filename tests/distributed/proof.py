@@ -129,7 +129,7 @@ def prove_claims(
     each_micro_step: bool = False,
     **tolerances: float,
 ) -> None:
-    """All five claims, of what :func:`prove` wrote into ``folder``."""
+    """All five claims, of what `prove` wrote into ``folder``."""
     everywhere = folder / "all"
     proof.check(engine, "a", assert_reduced, merged_rows(everywhere), reference, **tolerances)
     proof.check(engine, "b", assert_unreduced, everywhere, reference, each_micro_step=each_micro_step, **tolerances)

@@ -132,11 +132,11 @@ class Finished:
     model: Any
     optimizer: Any
     during: dict[str, int]
-    """What :func:`hooks_on` counted in the last step."""
+    """What `hooks_on` counted in the last step."""
 
 
 def prove_trainer(train: Callable[[Path | None], Finished], *, output: str, **config: Any) -> dict[str, Any]:
-    """As :func:`prove`, for a trainer that owns the loop.
+    """As `prove`, for a trainer that owns the loop.
 
     Args:
         train: runs the training anew; given a configuration file, with a callback that monitors it.

@@ -42,5 +42,5 @@ def build(*, tp_group: bool = False, sequence: bool = False) -> Trained:
 
 
 def proof(*, output: str, config: dict[str, Any] | None = None, **variant: Any) -> dict[str, Any]:
-    """The four trainings of :func:`prove`."""
+    """The four trainings of `prove`."""
     return prove(lambda: build(**variant), output=output, **(config or {}))

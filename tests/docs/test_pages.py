@@ -16,7 +16,7 @@ from msmon.config import parse_config
 from msmon.reading.diff.rules import read_rules
 from msmon_alert import rules_from_config
 from msmon_alert.config import ENTRY_POINT_GROUP
-from msmon_io._writers import ENTRY_POINTS
+from msmon_io.writers import ENTRY_POINTS
 
 from . import commands
 from .forks import Forks

@@ -27,7 +27,7 @@ class Expected:
 
 
 def expected_rows(case: Case, *, steps: int = 2, micro_steps: int = 2) -> Expected:
-    """Train as :func:`cases.train` does, and see what every module was called with and returned.
+    """Train as `cases.train` does, and see what every module was called with and returned.
 
     Not for checkpointed models: there, tensors exist twice.
     """

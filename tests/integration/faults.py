@@ -12,10 +12,10 @@ import pytest
 
 POINTS = {
     # statistics
-    "measure": "msmon_stats.torch._buffer:PartialBuffer.measure",
-    "put": "msmon_stats.torch._buffer:PartialBuffer.put",
-    "transfer": "msmon_stats.torch._buffer:PartialBuffer.transfer",
-    "matrix": "msmon_stats.torch._buffer:Transfer.matrix",
+    "measure": "msmon_stats.torch.buffer:PartialBuffer.measure",
+    "put": "msmon_stats.torch.buffer:PartialBuffer.put",
+    "transfer": "msmon_stats.torch.buffer:PartialBuffer.transfer",
+    "matrix": "msmon_stats.torch.buffer:Transfer.matrix",
     # hooks
     "collector.measure": "msmon.collector:Collector.measure",
     "record": "msmon.collector:Collector.record",

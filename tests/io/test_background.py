@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from msmon_io import Background, _background
+import msmon_io.background
+from msmon_io import Background
 
 
 def test_jobs_run_in_order_beside_the_caller() -> None:
@@ -53,7 +54,7 @@ def test_waiting_is_said_once_where_it_takes_a_share_of_the_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(_background, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(msmon_io.background, "time", SimpleNamespace(monotonic=lambda: now[0]))
     background = Background()
 
     def steps(number: int, *, length: float, wait: float) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msmon_io._cells import decode_cell, encode_cell
+from msmon_io.cells import decode_cell, encode_cell
 
 from .tables import HOSTILE_NAMES
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import msmon_io._csv_writer
+import msmon_io.csv_writer
 from msmon_io import BrokenLine, CsvWriter, OutsideError, Table, read_csv, write_text_csv
 
 from .tables import HOSTILE_NAMES, OPS, plain, table
@@ -137,7 +137,7 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rewrite_limit", [1 << 22, 0], ids=["rewritten", "appended"])
 def test_a_resumed_run_goes_on_in_the_file(tmp_path: Path, rewrite_limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(msmon_io._csv_writer, "REWRITE_LIMIT", rewrite_limit)
+    monkeypatch.setattr(msmon_io.csv_writer, "REWRITE_LIMIT", rewrite_limit)
     path = tmp_path / "grad_reduced_0-9.csv"
     with CsvWriter(tmp_path, step_count_per_record=10) as writer:
         writer.write(table(step=0))

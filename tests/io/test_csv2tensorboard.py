@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import msmon_io._conversion
+import msmon_io.conversion
 from msmon_io import CsvWriter, csv2tensorboard_by_step
-from msmon_io._conversion import find_sources, split
-from msmon_io._workers import WorkerError, run_pieces
+from msmon_io.conversion import find_sources, split
+from msmon_io.workers import WorkerError, run_pieces
 
 from .tables import HOSTILE_NAMES, table
 
@@ -176,7 +176,7 @@ def test_a_failed_conversion_leaves_nothing(runs: Path, tmp_path: Path, monkeypa
     target = tmp_path / "tb"
     csv2tensorboard_by_step(runs, *STAMPS[1:], output_dirpath=target)
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr(msmon_io._conversion, "write_json", fail)
+    monkeypatch.setattr(msmon_io.conversion, "write_json", fail)
     with pytest.raises(OSError, match="disk"):
         csv2tensorboard_by_step(runs, *STAMPS[1:], output_dirpath=target)
     assert sorted(tmp_path.rglob("*")) == before
@@ -214,7 +214,7 @@ def test_the_files_may_vanish_meanwhile(runs: Path, tmp_path: Path, monkeypatch:
         shutil.rmtree(runs / f"{STAMPS[1]}-rank0-b")
         return sources
 
-    monkeypatch.setattr("msmon_io._csv2tensorboard.find_sources", find_and_remove)
+    monkeypatch.setattr("msmon_io.csv2tensorboard.find_sources", find_and_remove)
     with pytest.raises(FileNotFoundError):
         csv2tensorboard_by_step(runs, *STAMPS[1:], output_dirpath=tmp_path / "tb")
     assert not (tmp_path / "tb").exists()

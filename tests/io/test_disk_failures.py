@@ -154,8 +154,8 @@ FILE_SIZE_LIMIT = """
 import resource, sys
 sys.path[:] = {path!r}
 from msmon_io import CsvWriter, Table
-import msmon_io._csv_writer
-msmon_io._csv_writer.REWRITE_LIMIT = {rewrite_limit}
+import msmon_io.csv_writer
+msmon_io.csv_writer.REWRITE_LIMIT = {rewrite_limit}
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 names = [f"layer.{{row}}.weight" for row in range(200)]
 with CsvWriter({run_dir!r}, step_count_per_record=10) as writer:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from msmon_io import BrokenLine, CsvWriter, create_run_dir, find_run_dir, read_csv
-from msmon_io._files import write_whole
+from msmon_io.files import write_whole
 
 from .tables import table
 
@@ -131,7 +131,7 @@ def test_killed_between_writing_and_renaming(tmp_path: Path, monkeypatch: pytest
             os._exit(0)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    code = train(lambda: monkeypatch.setattr("msmon_io._csv_writer.write_whole", die))
+    code = train(lambda: monkeypatch.setattr("msmon_io.csv_writer.write_whole", die))
     assert code == -signal.SIGKILL
     path = tmp_path / "grad_reduced_0-4.csv"
     assert [one.step for one in read_csv(path)] == [0]

@@ -12,10 +12,10 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
-import msmon_io._csv2parquet
-import msmon_io._parquet_writer
+import msmon_io.csv2parquet
+import msmon_io.parquet_writer
 from msmon_io import CsvWriter, ParquetWriter, convert_to_parquet, create_run_dir
-from msmon_io._arrow_csv import read_arrow
+from msmon_io.arrow_csv import read_arrow
 
 from .tables import HOSTILE_NAMES, OPS, table
 
@@ -97,7 +97,7 @@ def test_read_by_other_tools(tmp_path: Path) -> None:
 
 
 def test_files_are_bounded_and_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(msmon_io._parquet_writer, "ROWS_PER_FILE", 5)
+    monkeypatch.setattr(msmon_io.parquet_writer, "ROWS_PER_FILE", 5)
     run_dir = create_run_dir(tmp_path, 0)
     for _ in range(2):
         with ParquetWriter(run_dir) as writer:
@@ -133,7 +133,7 @@ def test_csv_becomes_the_same_data_set(tmp_path: Path, process_num: int, monkeyp
     assert len(schemas) == 1
     # Again, without Arrow's reader: the same.
     before = rows(output, "grad_reduced")
-    monkeypatch.setattr("msmon_io._arrow_csv.read_arrow", lambda path, run: None)
+    monkeypatch.setattr("msmon_io.arrow_csv.read_arrow", lambda path, run: None)
     convert_to_parquet(csv, process_num=1)
     assert rows(output, "grad_reduced") == before
     with pytest.raises(FileExistsError, match="is no output of convert_to_parquet"):
@@ -180,7 +180,7 @@ def test_files_that_only_the_line_reader_understands(tmp_path: Path) -> None:
 
 
 def test_large_conversions_make_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(msmon_io._csv2parquet, "_ROWS_PER_FILE", 4)
+    monkeypatch.setattr(msmon_io.csv2parquet, "_ROWS_PER_FILE", 4)
     run_dir = write_run(tmp_path, 0, CsvWriter, range(10))
     output = convert_to_parquet(tmp_path, data_type_list=["actv"])
     assert sorted(os.listdir(output / "rank=0/data_type=actv")) == [

@@ -11,9 +11,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c
 
-import msmon_io._event_file
+import msmon_io.event_file
 from msmon_io import TensorBoardWriter
-from msmon_io._heat_map import heat_map
+from msmon_io.heat_map import heat_map
 
 from .tables import HOSTILE_NAMES, table
 
@@ -108,10 +108,10 @@ def test_a_file_cut_by_a_kill_is_readable(tmp_path: Path) -> None:
 
 
 def test_the_fast_checksum_is_tensorboards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert msmon_io._event_file._crc32c is not crc32c
+    assert msmon_io.event_file._crc32c is not crc32c
     for data in (b"", b"123456789", bytes(range(256)) * 5):
-        assert msmon_io._event_file._crc32c(data) == crc32c(data)
-    monkeypatch.setattr(msmon_io._event_file, "_crc32c", crc32c)
+        assert msmon_io.event_file._crc32c(data) == crc32c(data)
+    monkeypatch.setattr(msmon_io.event_file, "_crc32c", crc32c)
     with TensorBoardWriter(tmp_path) as writer:
         writer.write(table())
     assert len(read(tmp_path).Tags()["scalars"]) == 2

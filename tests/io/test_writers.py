@@ -120,7 +120,7 @@ print(message(lambda: open_writer("tensorboard", WriterContext(run_dir=run_dir))
 print(message(lambda: msmon_io.ParquetWriter))
 print(message(lambda: csv2tensorboard_by_step(run_dir.parent)))
 print(message(lambda: convert_to_parquet(run_dir.parent)))
-from msmon_io._progress import Progress
+from msmon_io.progress import Progress
 with Progress(40, "converting") as progress:
     for _ in range(40):
         progress.advance(1)

@@ -7,7 +7,7 @@ import pytest
 
 from msmon import __version__
 from msmon.cli import main
-from msmon.cli._commands import COMMANDS
+from msmon.cli.commands import COMMANDS
 
 PLAN = {
     "wg_distribution": True,

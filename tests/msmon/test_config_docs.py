@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from msmon.config import AlertConfig, CcConfig, Config, ConfigError, L2Config, RuleConfig, parse_config
-from msmon.config._checks import checked_fields
+from msmon.config.checks import checked_fields
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^#{3,4} `([^`]+)`\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL))

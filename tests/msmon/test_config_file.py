@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from msmon.config import ConfigError, load_config
-from msmon.config._json_text import parse_object
+from msmon.config.json_text import parse_object
 
 TWICE = "occurs twice in the same object; keep one of them"
 NUMBER = "is not a JSON number; write a finite number"

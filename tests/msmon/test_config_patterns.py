@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from msmon.config import CcConfig
-from msmon.config._patterns import LONGEST_PATTERN, LONGEST_TEXT, why_refused
+from msmon.config.patterns import LONGEST_PATTERN, LONGEST_TEXT, why_refused
 
 NESTED = "a repetition inside a repetition is not allowed"
 MANY = "too many open repetitions such as .* together; use fewer, with fixed characters between them"

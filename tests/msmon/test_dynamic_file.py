@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from msmon.config import ConfigError, dynamic_file
-from msmon.config._json_text import value_span
-from msmon.config._reading import Stamp
 from msmon.config.dynamic_file import ConfigWatch, digest_of, switch_off
+from msmon.config.json_text import value_span
+from msmon.config.reading import Stamp
 
 
 @pytest.fixture

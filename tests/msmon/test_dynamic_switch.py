@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msmon.config import dynamic_switch
-from msmon.config._atomic import replace_file
+from msmon.config.atomic import replace_file
 from msmon.config.dynamic_switch import DynamicSwitch
 from msmon.config.start_file import Announcement, StartFile
 

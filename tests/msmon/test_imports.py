@@ -10,7 +10,7 @@ import pytest
 
 import msmon
 import msmon_io
-from msmon._framework import chosen_module
+from msmon.framework import chosen_module
 
 ISOLATED = """
 import sys

@@ -15,15 +15,15 @@ class TestTriton(TensorConformance):
 
 
 def test_a_tensor_of_more_pieces_than_are_merged_at_once():
-    from msmon_stats.torch import _triton
+    from msmon_stats.torch import triton_kernels
 
-    assert _triton._piece_size(10**6) == _triton._PIECE
-    assert 10**11 / _triton._piece_size(10**11) <= _triton._MOST_PIECES
+    assert triton_kernels._piece_size(10**6) == triton_kernels._PIECE
+    assert 10**11 / triton_kernels._piece_size(10**11) <= triton_kernels._MOST_PIECES
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_triton, "_MOST_PIECES", 2)
+        patch.setattr(triton_kernels, "_MOST_PIECES", 2)
         values = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
         out = torch.empty((2, 8), dtype=torch.float64)
-        _triton.write_rows([values, values[:70_000]], torch.tensor(0.5, dtype=torch.float64), out)
+        triton_kernels.write_rows([values, values[:70_000]], torch.tensor(0.5, dtype=torch.float64), out)
     from msmon_stats import partial_many
 
     torch.testing.assert_close(out, partial_many([values, values[:70_000]], 0.5, kernel="cpu"), rtol=1e-12, atol=1e-8)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from msmon_stats import KERNELS, _choice, partial
-from msmon_stats.torch import PartialBuffer, _operators, _partial
+from msmon_stats import KERNELS, choice, partial
+from msmon_stats.torch import PartialBuffer, operators, partials
 
 
 @pytest.fixture
 def operator_calls(monkeypatch):
     calls = []
-    original = _operators.accumulate
-    monkeypatch.setattr(_operators, "accumulate", lambda *arguments: (calls.append(1), original(*arguments)))
+    original = operators.accumulate
+    monkeypatch.setattr(operators, "accumulate", lambda *arguments: (calls.append(1), original(*arguments)))
     return calls
 
 
@@ -52,17 +52,17 @@ def test_a_kernel_that_cannot_read_the_values():
 @pytest.fixture
 def _forgotten():
     """Choose anew, and forget the choice afterwards."""
-    for cached in (_choice.has_cpu_kernel, _choice.has_triton, _partial.usable_kernels):
+    for cached in (choice.has_cpu_kernel, choice.has_triton, partials.usable_kernels):
         cached.cache_clear()
     yield
-    for cached in (_choice.has_cpu_kernel, _choice.has_triton, _partial.usable_kernels):
+    for cached in (choice.has_cpu_kernel, choice.has_triton, partials.usable_kernels):
         cached.cache_clear()
 
 
 @pytest.mark.usefixtures("_forgotten")
 def test_without_llvmlite(monkeypatch, operator_calls):
-    find = _choice.importlib.util.find_spec
-    monkeypatch.setattr(_choice.importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name))
+    find = choice.importlib.util.find_spec
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None if name == "llvmlite" else find(name))
     assert partial(torch.tensor([3.0, -4.0])).tolist() == [2, 0, 0, 0, -4, 3, -1, 25]
     assert len(operator_calls) == 1
     assert partial(np.array([3.0, -4.0])).tolist() == [2, 0, 0, 0, -4, 3, -1, 25]
@@ -89,8 +89,8 @@ def test_kernels_that_do_not_compile_are_replaced_and_reported(monkeypatch, oper
 @pytest.mark.usefixtures("_forgotten")
 def test_triton_that_does_not_work_is_replaced_and_reported(monkeypatch, caplog):
     # There is no GPU: making a tensor on it fails, as a missing compiler would.
-    monkeypatch.setattr(_partial, "has_triton", lambda: True)
-    assert _partial.usable_kernels("cuda") == ("operators",)
+    monkeypatch.setattr(partials, "has_triton", lambda: True)
+    assert partials.usable_kernels("cuda") == ("operators",)
     assert "the Triton kernels do not work here" in caplog.text
 
 

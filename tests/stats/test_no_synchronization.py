@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import msmon_stats
-from msmon_stats.torch import PartialBuffer, _partial
+from msmon_stats.torch import PartialBuffer, partials
 
 
 class Operators(TorchDispatchMode):
@@ -82,7 +82,7 @@ def test_operators_do_not_wait_for_a_device(make):
     scale = torch.ones((), device="meta")
     for eps in (1e-8, scale * 1e-8):
         with Operators() as seen:
-            _partial.write_rows([tensor], eps, out, "operators")
+            partials.write_rows([tensor], eps, out, "operators")
         assert len(seen.names) > 1
         assert seen.waits == []
 
@@ -109,11 +109,12 @@ def test_merging_does_not_wait():
     ids=["sign", "histogram", "adam", "attention", "linear", "similarity", "entropy"],
 )
 def test_features_do_not_wait(compute, monkeypatch):
+    from msmon_stats.torch import math
+
     # Pinned memory needs the device; what it is for happens in every case.
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    from msmon_stats.torch import _math
 
-    monkeypatch.setattr(_math, "_constants", {})
+    monkeypatch.setattr(math, "_constants", {})
     values = torch.randn(40, 50, device="meta", dtype=torch.bfloat16)
     with Operators() as seen:
         result = compute(values)

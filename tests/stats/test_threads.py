@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from msmon_stats import partial, partial_many
-from msmon_stats.cpu import _team
+from msmon_stats.cpu import team
 
 from . import reference
 
@@ -24,8 +24,8 @@ def values():
 @pytest.fixture(params=["torch's team", "our pool", "alone"])
 def _team_of(request, monkeypatch):
     if request.param == "our pool":
-        monkeypatch.setattr(_team, "openmp_fork", lambda: 0)
-    monkeypatch.setattr(_team, "thread_count", lambda: 1 if request.param == "alone" else 3)
+        monkeypatch.setattr(team, "openmp_fork", lambda: 0)
+    monkeypatch.setattr(team, "thread_count", lambda: 1 if request.param == "alone" else 3)
 
 
 @pytest.mark.usefixtures("_team_of")
@@ -43,7 +43,7 @@ def test_the_numbers_do_not_depend_on_the_threads(values):
 
 def _alone(tensor):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_team, "thread_count", lambda: 2)
+        patch.setattr(team, "thread_count", lambda: 2)
         return partial(tensor, 0.5, kernel="cpu").numpy()
 
 
@@ -99,9 +99,9 @@ def test_an_interrupt_leaves_no_thread_reading_freed_memory(values, monkeypatch)
         works.append(work)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_team, "openmp_fork", lambda: 0)
-    monkeypatch.setattr(_team, "thread_count", lambda: 2)
-    monkeypatch.setattr(_team, "run_in_pool", interrupted)
+    monkeypatch.setattr(team, "openmp_fork", lambda: 0)
+    monkeypatch.setattr(team, "thread_count", lambda: 2)
+    monkeypatch.setattr(team, "run_in_pool", interrupted)
     array = values.copy()
     with pytest.raises(KeyboardInterrupt):
         partial(array, kernel="cpu")
@@ -117,10 +117,10 @@ def _flatten(value):
 
 
 def test_number_of_threads(monkeypatch):
-    assert _team.thread_count() == torch.get_num_threads()
+    assert team.thread_count() == torch.get_num_threads()
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert 1 <= _team.thread_count() <= _team._MOST_POOL_THREADS
+    assert 1 <= team.thread_count() <= team._MOST_POOL_THREADS
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert _team.thread_count() == 1
-    assert _team._fork_address is None or _team._fork_address >= 0
+    assert team.thread_count() == 1
+    assert team._fork_address is None or team._fork_address >= 0

@@ -33,26 +33,26 @@ def test_kernels_compile_for_gpus(gpu, tmp_path, monkeypatch):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from msmon_stats.torch import _triton
+    from msmon_stats.torch import triton_kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     rows = {"eps": "*fp64", "rows": "*fp64", "BLOCK": "constexpr", "NARROW": "constexpr"}
     sources = [
         ASTSource(
-            fn=_triton._one_tensor,
+            fn=triton_kernels._one_tensor,
             signature={"pointer": pointer, "size": "i64", "piece": "i64", **rows},
-            constexprs={"BLOCK": _triton._BLOCK, "NARROW": narrow},
+            constexprs={"BLOCK": triton_kernels._BLOCK, "NARROW": narrow},
         )
         for pointer, narrow in (("*bf16", True), ("*fp64", False))
     ]
     sources += [
         ASTSource(
-            fn=_triton._many_tensors,
+            fn=triton_kernels._many_tensors,
             signature={"table": "*i64", "DTYPE": "constexpr", **rows},
-            constexprs={"DTYPE": _triton._TYPES["float32"], "BLOCK": _triton._BLOCK, "NARROW": True},
+            constexprs={"DTYPE": triton_kernels._TYPES["float32"], "BLOCK": triton_kernels._BLOCK, "NARROW": True},
         ),
         ASTSource(
-            fn=_triton._merge,
+            fn=triton_kernels._merge,
             signature={"rows": "*fp64", "bounds": "*i64", "out": "*fp64", "BLOCK": "constexpr"},
             constexprs={"BLOCK": 128},
         ),

@@ -1,13 +1,13 @@
 """Tells an observer: this tensor, now. Hooks for modules, parameters and optimizers; computes nothing.
 
-The framework halves live in :mod:`msmon_hooks.torch` and :mod:`msmon_hooks.mindspore`; what is imported
+The framework halves live in `msmon_hooks.torch` and `msmon_hooks.mindspore`; what is imported
 here knows neither.
 """
 
-from msmon_hooks._events import ADAM_HISTOGRAM, DATA_TYPES, Observer, Shard, StepEnd, TensorRef
 from msmon_hooks.clock import Clock, Schedule
 from msmon_hooks.coverage import Coverage
-from msmon_hooks.guard import Part
+from msmon_hooks.events import ADAM_HISTOGRAM, DATA_TYPES, Observer, Shard, StepEnd, TensorRef
+from msmon_hooks.guard import Guarded
 from msmon_hooks.l2_features import L2_COLUMNS, Feature
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import CollectiveRequest, Request
@@ -24,8 +24,8 @@ __all__ = [
     "CollectiveRequest",
     "Coverage",
     "Feature",
+    "Guarded",
     "Observer",
-    "Part",
     "Registrations",
     "Request",
     "Schedule",

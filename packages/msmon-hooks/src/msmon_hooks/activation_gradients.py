@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msmon_hooks._events import Observer
-from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.events import Observer
 from msmon_hooks.framework import Framework
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.loss_scale import LossScale
 from msmon_hooks.measured import Measured
+from msmon_hooks.ref_cache import RefCache
 
 if TYPE_CHECKING:
     from msmon_hooks.calls import Call
@@ -57,7 +57,7 @@ class ActivationGradients:
         framework: Framework,
         clock: Clock,
         observer: Observer,
-        part: Part,
+        part: Guarded,
         coverage: Coverage,
         loss_scale: LossScale,
     ) -> None:
@@ -75,9 +75,9 @@ class ActivationGradients:
         self._leaf_handles: list[Any] = []
 
     def watch(self, tensor: Any, call: Call, name: str, position: tuple[int, int]) -> None:
-        """Have the gradient of ``tensor`` read under ``name``.
+        """Have the gradient of `tensor` read under `name`.
 
-        ``position``: side of the module, index among the tensors there.
+        `position`: side of the module, index among the tensors there.
         """
         hook = self._hooked.get(tensor)
         if hook is None:

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from msmon_hooks._events import Observer, StepEnd
 from msmon_hooks.adam import AdamSettings
 from msmon_hooks.clock import Clock
 from msmon_hooks.collective_rows import CollectiveRows
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.events import Observer, StepEnd
 from msmon_hooks.framework import Framework
 from msmon_hooks.gradients import GradientSource
-from msmon_hooks.guard import Parts, logger
+from msmon_hooks.guard import Guards, logger
 from msmon_hooks.loss_scale import LossScale
 from msmon_hooks.module_readers import ModuleReaders
 from msmon_hooks.optimizer_steps import OptimizerSteps
@@ -29,21 +29,21 @@ A = TypeVar("A", bound="Attachment")
 
 
 class Attachment(ABC):
-    """Hooks that are in place. :meth:`close` takes all of them off; the model keeps nothing of them.
+    """Hooks that are in place. `close` takes all of them off; the model keeps nothing of them.
 
     A framework's subclass says how its modules, optimizers and engines are hooked.
     """
 
     framework: Framework
     _module_calls: Callable[[], Any]
-    """Makes what takes hooks on calls of modules: :class:`msmon_hooks.call_hooks.ModuleCalls`, with ``close()``."""
+    """Makes what takes hooks on calls of modules: `msmon_hooks.call_hooks.ModuleCalls`, with `close()`."""
     _collective_hooks: Callable[..., CollectiveRows]
-    """Makes the hooks of collectives, from the arguments of :class:`CollectiveRows`."""
+    """Makes the hooks of collectives, from the arguments of `CollectiveRows`."""
     _loss_scale: Callable[..., LossScale]
     """Makes what watches loss scalers, from the optimizer, a function that says how many steps of it were seen so far,
     and one to call when an update was skipped."""
     _adam_settings: Callable[[Any], Callable[[Weight], AdamSettings | None]]
-    """See :class:`WeightReaders`."""
+    """See `WeightReaders`."""
     _named_modules: Callable[[Sequence[Any]], Mapping[tuple[int, str], Any]]
     """Stage and plain name to module."""
 
@@ -71,12 +71,12 @@ class Attachment(ABC):
         self._weights: WeightReaders | None = None
         self._collectives: CollectiveRows | None = None
         self._take(request, observer, coverage)
-        self._parts = Parts(coverage.part_failed)
+        self._parts = Guards(coverage.part_failed)
         self._source = self._find_source()
         # An engine may have another one in its place.
         self._optimizer = self._source.optimizer
         self.engine = self._source.engine
-        """What trains the model: ``plain``, ``ddp``, ``data_parallel`` and so on."""
+        """What trains the model: `plain`, `ddp`, `data_parallel` and so on."""
         self.weights = self._source.weights()
         """Every parameter of the model, also those that are not monitored."""
         steps = self._steps = self._make_steps()
@@ -130,7 +130,7 @@ class Attachment(ABC):
     @staticmethod
     @abstractmethod
     def _agreement(sign_agreement: Agreement) -> Agreement:
-        """See :class:`WeightReaders`."""
+        """See `WeightReaders`."""
 
     # The hooks
 
@@ -140,7 +140,7 @@ class Attachment(ABC):
         return None if self._weights is None else self._weights.hooks
 
     def describe(self) -> list[dict[str, Any]]:
-        """Name, shape, dtype and parts of every parameter, as ``run.json`` has them."""
+        """Name, shape, dtype and parts of every parameter, as `run.json` has them."""
         return [self._source.describe(weight) for weight in shortened(self.weights, self._weight_names)]
 
     def close(self) -> None:
@@ -159,14 +159,14 @@ class Attachment(ABC):
     def reattach(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
         """Read something else from now on; None: nothing, and only the optimizer's step is still noticed.
 
-        It may be called between two steps and from inside of ``after_step``.
+        It may be called between two steps and from inside of `after_step`.
 
         Raises:
             Exception: whatever hooking raises; the hooks that were set are taken off before.
         """
         self._parts("hooks").always(self._unhook)
         # What failed before is tried again; the part that notices steps goes on.
-        self._parts = Parts(coverage.part_failed, kept=[self._parts("steps"), self._parts("start and stop")])
+        self._parts = Guards(coverage.part_failed, kept=[self._parts("steps"), self._parts("start and stop")])
         self._take(request, observer, coverage)
         self._source = self._find_source()
         self.weights = self._source.weights()
@@ -182,7 +182,7 @@ class Attachment(ABC):
             self.forwards.part.run(self.forwards.enter, 0)
 
     def end_micro_step(self, output: Any) -> None:
-        """It has ended; ``output`` holds the loss."""
+        """It has ended; `output` holds the loss."""
         if self.forwards is not None:
             self.forwards.part.run(self.forwards.leave, 0, output)
 

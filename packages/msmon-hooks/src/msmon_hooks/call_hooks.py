@@ -8,29 +8,29 @@ from msmon_hooks.hooks import Hook
 
 
 class CallHook(Hook):
-    """A hook on calls of a module. Subclasses say in :meth:`fire` what it does."""
+    """A hook on calls of a module. Subclasses say in `fire` what it does."""
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The module is called, or has returned ``output``."""
+        """The module is called, or has returned `output`."""
         raise NotImplementedError
 
 
 class BeforeCall(CallHook):
-    """Fires before a module runs; ``output`` is None."""
+    """Fires before a module runs; `output` is None."""
 
 
 class AfterCall(CallHook):
     """Fires after a module has run."""
 
     always = False
-    """Also when the module raised; ``output`` is None then."""
+    """Also when the module raised; `output` is None then."""
 
 
 class ModuleCalls(Protocol):
     """Takes hooks on calls of modules."""
 
     def add(self, module: Any, hook: BeforeCall | AfterCall) -> None:
-        """Run ``hook`` at each call of ``module``, behind the hooks that are there."""
+        """Run `hook` at each call of `module`, behind the hooks that are there."""
 
     def remove(self, module: Any, hook: BeforeCall | AfterCall) -> None:
         """Take a hook off."""

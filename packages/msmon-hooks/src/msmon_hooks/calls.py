@@ -29,7 +29,7 @@ class Site:
     step: int = -1
     micro_step: int = -1
     calls: int = 0
-    """Calls in :attr:`micro_step`."""
+    """Calls in `micro_step`."""
     pending: list[Call] = field(factory=list)
     """Calls that ran without gradients inside the training: where that was a checkpoint, a recomputation follows."""
     called: bool = False
@@ -44,7 +44,7 @@ class Site:
         return not self.target.selectors
 
     def row_name(self, number: int, slot: str, path: Path) -> str:
-        """Name of the tensor at ``path`` in call ``number`` of the micro-step."""
+        """Name of the tensor at `path` in call `number` of the micro-step."""
         name = self.names.get((number, slot, path))
         if name is None:
             base = self.name if number == 0 else f"{self.name}@{number}"
@@ -60,7 +60,7 @@ class Call:
     step: int
     micro_step: int
     number: int
-    """0 for the first call in the micro-step; the others are called ``name@number``."""
+    """0 for the first call in the micro-step; the others are called `name@number`."""
     parent: Call | None
     """The call that this one is nested in."""
     segment: int = 0

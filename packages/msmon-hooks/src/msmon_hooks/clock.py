@@ -7,15 +7,15 @@ from itertools import count
 
 from attrs import field, frozen, validators
 
-from msmon_hooks._events import StepEnd
+from msmon_hooks.events import StepEnd
 
 
 @frozen(kw_only=True)
 class Schedule:
     """Which steps are sampled.
 
-    A step is sampled when ``step >= start_step and (step - start_step) % step_interval == 0``, until
-    ``collect_times`` steps were taken.
+    A step is sampled when `step >= start_step and (step - start_step) % step_interval == 0`, until
+    `collect_times` steps were taken.
 
     Example:
         >>> [step for step in range(8) if Schedule(start_step=1, step_interval=3).samples(step, taken=0)]
@@ -27,7 +27,7 @@ class Schedule:
     collect_times: int = field(default=100_000_000, validator=validators.ge(0))
 
     def samples(self, step: int, taken: int) -> bool:
-        """Whether ``step`` is sampled when ``taken`` steps already were."""
+        """Whether `step` is sampled when `taken` steps already were."""
         since = step - self.start_step
         return since >= 0 and since % self.step_interval == 0 and taken < self.collect_times
 
@@ -37,14 +37,14 @@ class Clock:
 
     A step is one optimizer step. A micro-step begins with a training forward of the root module; each chunk of a
     virtual pipeline counts its own. The clock is told of everything by the hooks; between two sampled steps a hook
-    reads :attr:`sampled` and nothing else.
+    reads `sampled` and nothing else.
 
     Args:
         start_iteration: number of the first step.
         grad_acc_steps: micro-steps per step.
         schedule: which steps are sampled; default: all.
-        trace: called with every event, as ``(event, step, micro_step)``: ``forward`` and ``backward`` of a micro-step
-            begin, ``gradients`` are what the update consumes, ``step`` or ``skipped step`` has ended.
+        trace: called with every event, as `(event, step, micro_step)`: `forward` and `backward` of a micro-step
+            begin, `gradients` are what the update consumes, `step` or `skipped step` has ended.
 
     Example:
         >>> clock = Clock(grad_acc_steps=2)

@@ -23,9 +23,9 @@ class Api:
     received: tuple[str, ...] = ()
     """Parameters that hold the result afterwards; before the call they may hold anything."""
     sender: str = ""
-    """Parameter that names the only rank that sends (``src``)."""
+    """Parameter that names the only rank that sends (`src`)."""
     receiver: str = ""
-    """Parameter that names the only rank on which there is a result (``dst``)."""
+    """Parameter that names the only rank on which there is a result (`dst`)."""
     returns: bool = False
     """The result is what the function returns."""
 
@@ -97,7 +97,7 @@ class Call:
         raise NotImplementedError
 
     def is_root(self, parameter: str) -> bool:
-        """Whether this rank is the one that a parameter names; also where there is no such parameter (``""``)."""
+        """Whether this rank is the one that a parameter names; also where there is no such parameter (`""`)."""
         raise NotImplementedError
 
     def sent(self) -> Tensors:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from msmon_hooks._events import Observer, TensorRef
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
-from msmon_hooks.guard import Part, logger
+from msmon_hooks.events import Observer, TensorRef
+from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import CollectiveRequest
 
@@ -21,10 +21,10 @@ _FRAMES = 12
 
 
 class CollectiveRows:
-    """Rows ``<function>.pre_<argument>`` and ``<function>.post_<argument>``; all calls of a step make one row."""
+    """Rows `<function>.pre_<argument>` and `<function>.post_<argument>`; all calls of a step make one row."""
 
     def __init__(
-        self, request: CollectiveRequest, *, clock: Clock, observer: Observer, part: Part, coverage: Coverage
+        self, request: CollectiveRequest, *, clock: Clock, observer: Observer, part: Guarded, coverage: Coverage
     ) -> None:
         self._request = request
         self._clock = clock
@@ -108,7 +108,7 @@ class CollectiveRows:
 
 
 def _stack() -> list[str]:
-    """``file[line]`` of the callers, innermost first, without the monitor's own and torch's wrappers of functions."""
+    """`file[line]` of the callers, innermost first, without the monitor's own and torch's wrappers of functions."""
     lines = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -16,8 +16,8 @@ _Key = tuple[int, str]
 class Coverage:
     """Counts tensors by data type. A tensor counts once, however many steps and micro-steps it is seen in.
 
-    The stages of a virtual pipeline may have modules and parameters of the same name: ``stage`` tells them apart, and
-    names get the prefix ``"<stage>:"`` where there is more than one.
+    The stages of a virtual pipeline may have modules and parameters of the same name: `stage` tells them apart, and
+    names get the prefix `"<stage>:"` where there is more than one.
 
     Example:
         >>> coverage = Coverage()
@@ -38,7 +38,7 @@ class Coverage:
         self._lock = threading.Lock()
 
     def expect(self, data_type: str, name: str, reason: str = NOT_FIRED, *, stage: int = 0) -> None:
-        """A tensor should be seen; ``reason`` is what is said where it is not."""
+        """A tensor should be seen; `reason` is what is said where it is not."""
         with self._lock:
             self._expected.setdefault(data_type, {}).setdefault((stage, name), reason)
 
@@ -53,7 +53,7 @@ class Coverage:
             self._expected.setdefault(data_type, {})[stage, name] = reason
 
     def saw(self, data_type: str, names: Iterable[str], stages: Iterable[int] | None = None) -> None:
-        """Tensors of which a row exists; ``stages`` has one number a name, all 0 where it is missing."""
+        """Tensors of which a row exists; `stages` has one number a name, all 0 where it is missing."""
         with self._lock:
             self._seen.setdefault(data_type, set()).update(
                 zip(repeat(0) if stages is None else stages, names, strict=False)
@@ -65,7 +65,7 @@ class Coverage:
             self._notes[text] = None
 
     def part_failed(self, part: str, reason: str) -> None:
-        """What a :class:`~msmon_hooks.Part` calls when it is switched off."""
+        """What a `msmon_hooks.Guarded` calls when it is switched off."""
         self.note(f"{part}: switched off after {reason}")
 
     def skipped_step(self, step: int) -> None:
@@ -79,7 +79,7 @@ class Coverage:
         return sum(document["expected"].values()), sum(document["seen"].values())
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of ``coverage.json``: per data type expected and seen, and what is missing."""
+        """The content of `coverage.json`: per data type expected and seen, and what is missing."""
         with self._lock:
             types = sorted({*self._expected, *self._seen})
             known = chain.from_iterable((*self._expected.values(), *self._seen.values()))

@@ -17,7 +17,7 @@ class Framework(Protocol):
     # Tensors
 
     def is_tensor(self, value: object) -> bool:
-        """Whether ``value`` is a tensor."""
+        """Whether `value` is a tensor."""
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
         """The tensor's shape; empty where it has none (nested tensors)."""
@@ -29,10 +29,10 @@ class Framework(Protocol):
         """Whether a gradient is expected to reach the tensor."""
 
     def describe(self, tensor: Any) -> tuple[tuple[int, ...], str, bool]:
-        """:meth:`shape`, :meth:`dtype` and :meth:`requires_grad` in one, for the hooks that run most often."""
+        """`shape`, `dtype` and `requires_grad` in one, for the hooks that run most often."""
 
     def can_have_gradient(self, tensor: Any) -> bool:
-        """Whether a gradient may reach the tensor, be it expected or not: :meth:`register_hook` takes it."""
+        """Whether a gradient may reach the tensor, be it expected or not: `register_hook` takes it."""
 
     def is_leaf(self, tensor: Any) -> bool:
         """Whether the tensor was given by the program, not computed from others."""
@@ -41,7 +41,7 @@ class Framework(Protocol):
         """A number that changes with the tensor's content; None where the framework does not count changes."""
 
     def register_hook(self, tensor: Any, hook: Callable[[Any], Any]) -> Removable:
-        """Call ``hook(gradient)`` when the tensor's gradient was computed. What the hook returns is ignored."""
+        """Call `hook(gradient)` when the tensor's gradient was computed. What the hook returns is ignored."""
 
     def is_sharded(self, tensor: Any) -> bool:
         """Whether this rank holds only a part of the tensor."""
@@ -52,10 +52,10 @@ class Framework(Protocol):
         """Whether a module has a forward of its own; containers have none."""
 
     def unseen(self, modules: Iterable[Any]) -> dict[int, str]:
-        """``id`` of modules whose calls no hook sees, with the reason."""
+        """`id` of modules whose calls no hook sees, with the reason."""
 
     def weight(self, module: Any) -> Any:
-        """The module's weight (``weight``, or ``wg`` of a router), or None."""
+        """The module's weight (`weight`, or `wg` of a router), or None."""
 
     # What is going on
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any, Protocol
 
-from msmon_hooks._events import Shard
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.events import Shard
 from msmon_hooks.groups import Groups
-from msmon_hooks.guard import Part, logger
+from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 
@@ -58,7 +58,7 @@ class GradientSource:
     """
 
     engine = "plain"
-    """How ``run.json`` calls the engine."""
+    """How `run.json` calls the engine."""
     reduces = True
     """Whether the content of a gradient changes between backward and the optimizer's step (by a reduction that
     autograd's version counter may not see)."""
@@ -78,15 +78,15 @@ class GradientSource:
     ) -> None:
         self.models = models
         self.optimizer = optimizer
-        """The one whose ``step`` is a step of the training: what the script passed, unwrapped from accelerate and its
+        """The one whose `step` is a step of the training: what the script passed, unwrapped from accelerate and its
         like, or what the engine has in its place."""
         self.main_grad = main_grad
         self.groups = groups or Groups()
         self.coverage = coverage or Coverage()
-        """For ``note(text)``: what the reader of the files should know."""
-        self.part = Part("gradients before the reduction", self.coverage.part_failed)
-        """Runs what reads the engine's inside, which may differ in another version: ``part.run(function, ...)``."""
-        self.update_part = Part("gradients after the reduction", self.coverage.part_failed)
+        """For `note(text)`: what the reader of the files should know."""
+        self.part = Guarded("gradients before the reduction", self.coverage.part_failed)
+        """Runs what reads the engine's inside, which may differ in another version: `part.run(function, ...)`."""
+        self.update_part = Guarded("gradients after the reduction", self.coverage.part_failed)
         """The same for what is read in the middle of the optimizer's step."""
         self._trained: set[int] | None = None
 
@@ -96,7 +96,7 @@ class GradientSource:
         return True
 
     def weights(self) -> list[Weight]:
-        """Every parameter, under its plain name; ``Weight.parameter`` is the one that the optimizer has."""
+        """Every parameter, under its plain name; `Weight.parameter` is the one that the optimizer has."""
         raise NotImplementedError
 
     def trains(self, weight: Weight) -> bool:
@@ -110,16 +110,16 @@ class GradientSource:
         return [parameter for group in getattr(self.optimizer, "param_groups", ()) for parameter in group["params"]]
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
-        """Call ``on_ready`` whenever the gradient of a parameter is complete on this rank and not yet reduced.
+        """Call `on_ready` whenever the gradient of a parameter is complete on this rank and not yet reduced.
 
         It is called again with parameters that were frozen at first.
         """
         raise NotImplementedError
 
     def attach_update(self, on_update: Callable[[], None], registrations: Registrations) -> bool:
-        """Call ``on_update`` whenever gradients are about to be consumed, where that is inside of the optimizer's step.
+        """Call `on_update` whenever gradients are about to be consumed, where that is inside of the optimizer's step.
 
-        ``reduced`` then gives what is consumed at that moment, and None for the rest. False: the optimizer consumes
+        `reduced` then gives what is consumed at that moment, and None for the rest. False: the optimizer consumes
         what stands when its step begins.
         """
         return False
@@ -134,7 +134,7 @@ class GradientSource:
         return weight.parameter
 
     def moments(self, weight: Weight) -> dict[str, Any]:
-        """``exp_avg`` and ``exp_avg_sq`` as they stand now, as far as they exist."""
+        """`exp_avg` and `exp_avg_sq` as they stand now, as far as they exist."""
         raise NotImplementedError
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
@@ -158,9 +158,9 @@ class GradientSource:
         return data_type != "grad_reduced" or self.groups.writes_for(self.groups.data_parallel)
 
     def describe(self, weight: Weight) -> dict[str, Any]:
-        """The parameter's entry in ``run.json``: the whole, and this rank's parts by what they are parts of.
+        """The parameter's entry in `run.json`: the whole, and this rank's parts by what they are parts of.
 
-        ``local_shape`` and ``local_numel`` are those of the weight itself.
+        `local_shape` and `local_numel` are those of the weight itself.
         """
         by_shard: dict[Shard | None, list[str]] = {}
         for data_type in WEIGHT_TYPES:
@@ -196,13 +196,13 @@ class GradientSource:
             self.coverage.explain("grad_unreduced", weight.name, reason, stage=weight.vpp_stage)
 
     def scale(self) -> Any:
-        """What the gradients at ``reduced`` are still multiplied by (loss scaling), or None."""
+        """What the gradients at `reduced` are still multiplied by (loss scaling), or None."""
         return None
 
     def skipped(self, result: Any) -> bool:
         """Whether the step that has just ended changed nothing, because a loss scaler found an overflow.
 
-        ``result`` is what the optimizer's ``step`` returned.
+        `result` is what the optimizer's `step` returned.
         """
         return False
 

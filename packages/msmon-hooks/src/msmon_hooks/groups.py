@@ -20,7 +20,7 @@ class Groups:
     """Ranks that have a monitor. Empty: all."""
 
     def writes_for(self, group: Any) -> bool:
-        """Whether this rank is the first monitored one of ``group``; also where there is no group."""
+        """Whether this rank is the first monitored one of `group`; also where there is no group."""
         if group is None:
             return True
         ranks = [rank for rank in self.ranks(group) if not self.monitored or rank in self.monitored]

@@ -12,11 +12,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Part:
+class Guarded:
     """One part of a monitor: it fails alone, is logged once, and is then off.
 
     Example:
-        >>> part = Part("weight gradients")
+        >>> part = Guarded("weight gradients")
         >>> part.run(lambda: 1)
         1
         >>> part.run(lambda: 1 / 0) is None, part.enabled
@@ -30,9 +30,9 @@ class Part:
         self._on_failure = on_failure
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-        """Call ``function`` if the part is on; an exception switches the part off and None is returned.
+        """Call `function` if the part is on; an exception switches the part off and None is returned.
 
-        ``SystemExit`` and ``KeyboardInterrupt`` pass.
+        `SystemExit` and `KeyboardInterrupt` pass.
         """
         return self.always(function, *args, **kwargs) if self.enabled else None
 
@@ -56,23 +56,23 @@ class Part:
             self._on_failure(self.name, reason)
 
 
-class Parts:
+class Guards:
     """The parts of a monitor by name; each is made when it is first asked for.
 
     Example:
-        >>> parts = Parts(lambda name, reason: None)
+        >>> parts = Guards(lambda name, reason: None)
         >>> parts("weights") is parts("weights"), "activations" in parts
         (True, False)
     """
 
-    def __init__(self, on_failure: Callable[[str, str], None], *, kept: Iterable[Part] = ()) -> None:
+    def __init__(self, on_failure: Callable[[str, str], None], *, kept: Iterable[Guarded] = ()) -> None:
         self._on_failure = on_failure
         self._parts = {part.name: part for part in kept}
 
-    def __call__(self, name: str, on_failure: Callable[[str, str], None] | None = None) -> Part:
-        """The part of this name; ``on_failure``: what to call when it fails, in place of what all others call."""
+    def __call__(self, name: str, on_failure: Callable[[str, str], None] | None = None) -> Guarded:
+        """The part of this name; `on_failure`: what to call when it fails, in place of what all others call."""
         if name not in self._parts:
-            self._parts[name] = Part(name, on_failure or self._on_failure)
+            self._parts[name] = Guarded(name, on_failure or self._on_failure)
         return self._parts[name]
 
     def __contains__(self, name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 class Hook:
     """A hook that pickles and copies to nothing.
 
-    ``torch.save(model)`` and ``copy.deepcopy(model)`` take hooks along. A copy must record nothing, and must load
+    `torch.save(model)` and `copy.deepcopy(model)` take hooks along. A copy must record nothing, and must load
     where msmon is not installed: so what arrives there is a method of the standard library that accepts any
     arguments and returns None.
 

@@ -1,7 +1,7 @@
 """Functions of other people, observed under whatever names they are known.
 
 A function that is replaced in its module stays what it was for everybody who imported it before, and for code that
-compares it: ``batch_isend_irecv`` asks ``op is isend``. So not the name is bound to something else; the function
+compares it: `batch_isend_irecv` asks `op is isend`. So not the name is bound to something else; the function
 object gets another body for a while, and keeps its identity.
 """
 
@@ -14,7 +14,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""``around(original, args, kwargs)`` calls the original and returns what the caller gets."""
+"""`around(original, args, kwargs)` calls the original and returns what the caller gets."""
 
 _PLACE = "the redirection goes here"
 _in_call = threading.local()
@@ -27,7 +27,7 @@ def _is_compiling() -> bool:
 
 
 def run_outermost(around: Around, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``around``, or, inside of an observed call, the original alone: what the program called is what counts."""
+    """Call `around`, or, inside of an observed call, the original alone: what the program called is what counts."""
     if getattr(_in_call, "active", False):
         return original(*args, **kwargs)
     _in_call.active = True
@@ -80,7 +80,7 @@ def _bound(around: Around, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _body(code: CodeType, target: Callable[..., Any]) -> CodeType:
-    """Code that calls ``target``; it takes the place of ``code``, so it must close over as many variables."""
+    """Code that calls `target`; it takes the place of `code`, so it must close over as many variables."""
     free = "".join(f"{name}, " for name in code.co_freevars)
     lines = [
         f"def enclose({free}):",
@@ -106,10 +106,10 @@ _lock = threading.Lock()
 
 
 def intercept(function: FunctionType, around: Around, *, nested: bool = False) -> Callable[[], None]:
-    """Have calls of ``function`` go through ``around`` until the returned function is called.
+    """Have calls of `function` go through `around` until the returned function is called.
 
-    Several may listen; the function is itself again when the last of them has gone. Calls that ``function`` makes of
-    other intercepted functions are not observed unless those are ``nested``, nor is what ``torch.compile`` traces.
+    Several may listen; the function is itself again when the last of them has gone. Calls that `function` makes of
+    other intercepted functions are not observed unless those are `nested`, nor is what `torch.compile` traces.
 
     Example:
         >>> def add(a, b=1): return a + b

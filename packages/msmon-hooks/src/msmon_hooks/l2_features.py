@@ -30,9 +30,9 @@ class Feature:
     """One kind of feature: of which modules, and how it is computed."""
 
     modules: tuple[str, ...]
-    """Names of modules, with or without a stage prefix. Empty: every module that qualifies (``linear_hook``)."""
+    """Names of modules, with or without a stage prefix. Empty: every module that qualifies (`linear_hook`)."""
     compute: Callable[..., Any]
-    """Called with the tensors; returns one number per column, or raises ``ValueError`` with a reason."""
+    """Called with the tensors; returns one number per column, or raises `ValueError` with a reason."""
 
 
 def l2_name(kind: str, module: str) -> str:
@@ -46,11 +46,11 @@ def l2_name(kind: str, module: str) -> str:
 
 
 def has_linear_weight(module: Any, weight: Any) -> bool:
-    """Whether ``linear_hook`` is computed of a module that nobody named: a 2-D weight, but no embedding.
+    """Whether `linear_hook` is computed of a module that nobody named: a 2-D weight, but no embedding.
 
     Args:
         module: the module; only its class names are looked at.
-        weight: its ``weight`` (or ``wg``), or None.
+        weight: its `weight` (or `wg`), or None.
     """
     names = [cls.__name__.lower() for cls in type(module).__mro__]
     return weight is not None and len(weight.shape) == 2 and not any(_EMBEDDING in name for name in names)

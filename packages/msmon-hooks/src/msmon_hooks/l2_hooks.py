@@ -7,15 +7,15 @@ from typing import Any
 
 from attrs import define
 
-from msmon_hooks._events import Observer
-from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import NOT_FIRED, Coverage
+from msmon_hooks.events import Observer
 from msmon_hooks.framework import Framework
-from msmon_hooks.guard import Part, logger
+from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.l2_features import Feature, has_linear_weight, l2_name
 from msmon_hooks.names import tensor_leaves
+from msmon_hooks.ref_cache import RefCache
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Target, Targets
 from msmon_hooks.training_forwards import TrainingForwards
@@ -62,7 +62,7 @@ class L2Hooks:
         clock: Clock,
         observer: Observer,
         coverage: Coverage,
-        part: Part,
+        part: Guarded,
         forwards: TrainingForwards,
         calls: ModuleCalls,
     ) -> None:
@@ -116,7 +116,7 @@ class L2Hooks:
                 self._coverage.note(text)
 
     def step_begins(self) -> None:
-        """Weights are read before the update, like those of ``param_origin``."""
+        """Weights are read before the update, like those of `param_origin`."""
         if not self.clock.sampled:
             return
         for use in self._weights:
@@ -133,7 +133,7 @@ class L2Hooks:
             self._compute(use, None, l2_name(use.kind, use.name), weight)
 
     def of_call(self, use: _Use, tensors: list[Any]) -> None:
-        """A module is called, or has returned; ``tensors`` are what its feature looks at."""
+        """A module is called, or has returned; `tensors` are what its feature looks at."""
         if self.framework.in_backward() or not self.forwards.recording(use.vpp_stage):
             return
         needed = 2 if use.kind == "attention_hook" else 1

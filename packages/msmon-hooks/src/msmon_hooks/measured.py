@@ -41,13 +41,13 @@ class Measured:
         return entry[2]
 
     def put(self, tensor: Any, value: Any) -> None:
-        """Store ``value`` for the tensor as it is now. Tensors without a version counter are not stored."""
+        """Store `value` for the tensor as it is now. Tensors without a version counter are not stored."""
         version = self._version(tensor)
         if version is not None:
             self._entries[id(tensor)] = (weakref.ref(tensor), version, value)
 
     def handles(self, tensors: Sequence[Any], measure: Callable[[list[Any]], list[int]]) -> list[int]:
-        """The handle of each tensor. Those that are not stored yet are given to ``measure``, all at once.
+        """The handle of each tensor. Those that are not stored yet are given to `measure`, all at once.
 
         Example:
             >>> import torch

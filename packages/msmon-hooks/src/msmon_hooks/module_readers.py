@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msmon_hooks._events import Observer
 from msmon_hooks.activation_gradients import ActivationGradients
 from msmon_hooks.call_hooks import ModuleCalls
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
-from msmon_hooks.guard import Part, Parts
+from msmon_hooks.events import Observer
+from msmon_hooks.guard import Guarded, Guards
 from msmon_hooks.l2_hooks import L2Hooks
 from msmon_hooks.loss_scale import LossScale
 from msmon_hooks.module_stacks import StackHooks
@@ -35,7 +35,7 @@ class ModuleReaders:
         clock: Clock,
         observer: Observer,
         coverage: Coverage,
-        parts: Parts,
+        parts: Guards,
         forwards: TrainingForwards,
         calls: ModuleCalls,
         loss_scale: LossScale,
@@ -100,7 +100,7 @@ class ModuleReaders:
         if self._features is not None:
             self._features.part.run(self._features.step_begins)
 
-    def step_ends(self) -> Sequence[tuple[Part, Callable[[], None] | None]]:
+    def step_ends(self) -> Sequence[tuple[Guarded, Callable[[], None] | None]]:
         """Forget what was read in the step. Returns what there is to hand over, each with the part that does it."""
         if self.activations is not None:
             self.activations.part.always(self.activations.step_ends)

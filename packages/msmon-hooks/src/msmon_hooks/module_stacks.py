@@ -1,4 +1,4 @@
-"""Notes in the first step where each module is called from, for ``stack_info``."""
+"""Notes in the first step where each module is called from, for `stack_info`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from msmon_hooks.call_hooks import BeforeCall, ModuleCalls
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Guarded
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.stacks import call_stack
 from msmon_hooks.targets import Targets
@@ -30,7 +30,9 @@ class StackHooks:
         on_stacks: called once, after the first step, with module name (and stage prefix) to stack.
     """
 
-    def __init__(self, *, part: Part, forwards: TrainingForwards, on_stacks: Callable[[dict[str, str]], None]) -> None:
+    def __init__(
+        self, *, part: Guarded, forwards: TrainingForwards, on_stacks: Callable[[dict[str, str]], None]
+    ) -> None:
         self.part = part
         self.active = True
         self._forwards = forwards
@@ -42,7 +44,7 @@ class StackHooks:
     def attach(
         self, modules: Mapping[tuple[int, str], Any], targets: Targets, names: ShortNames, calls: ModuleCalls
     ) -> None:
-        """Hook the modules that ``targets`` asks for."""
+        """Hook the modules that `targets` asks for."""
         for (stage, name), module in modules.items():
             if targets.module(stage, name) is not None:
                 hook = _Calls(self, f"{stage}:{names(stage, name)}", stage)

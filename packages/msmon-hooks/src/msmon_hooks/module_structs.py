@@ -1,4 +1,4 @@
-"""Looks at the inputs and outputs of every module in the first step, for ``print_struct``."""
+"""Looks at the inputs and outputs of every module in the first step, for `print_struct`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.structure import (
     describe_tensor,
@@ -27,7 +27,7 @@ class StructureHooks:
     """
 
     def __init__(
-        self, *, part: Part, forwards: TrainingForwards, on_structure: Callable[[dict[str, Any]], None]
+        self, *, part: Guarded, forwards: TrainingForwards, on_structure: Callable[[dict[str, Any]], None]
     ) -> None:
         self.part = part
         self.active = True

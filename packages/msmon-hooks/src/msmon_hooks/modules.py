@@ -9,16 +9,16 @@ from typing import Any
 
 from attrs import define
 
-from msmon_hooks._events import Observer, TensorRef
-from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.activation_gradients import INPUT, OUTPUT, ActivationGradients
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
 from msmon_hooks.calls import Call, Leaf, Site, element_count, input_leaves, output_leaves, selected
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import NOT_FIRED, Coverage
+from msmon_hooks.events import Observer, TensorRef
 from msmon_hooks.framework import Framework
-from msmon_hooks.guard import Part, logger
+from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.measured import Measured
+from msmon_hooks.ref_cache import RefCache
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Target, Targets
 from msmon_hooks.training_forwards import TrainingForwards
@@ -74,7 +74,7 @@ class ModuleHooks:
         framework: Framework,
         clock: Clock,
         observer: Observer,
-        part: Part,
+        part: Guarded,
         coverage: Coverage,
         forwards: TrainingForwards,
         gradients: ActivationGradients | None,
@@ -103,7 +103,7 @@ class ModuleHooks:
         names: ShortNames,
         calls: ModuleCalls,
     ) -> None:
-        """Hook every module that ``targets`` asks for. Called again, what has changed since.
+        """Hook every module that `targets` asks for. Called again, what has changed since.
 
         Args:
             modules: stage and plain name to module, for all modules.

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msmon_hooks._events import ADAM_HISTOGRAM, Observer, TensorRef
-from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.adam import AdamSettings
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.events import ADAM_HISTOGRAM, Observer, TensorRef
 from msmon_hooks.framework import Framework
 from msmon_hooks.gradients import GradientSource
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Guarded
 from msmon_hooks.parameters import Weight
+from msmon_hooks.ref_cache import RefCache
 
 DIRECTION = "other"
-"""The data type of rows of ``mg_direction``."""
+"""The data type of rows of `mg_direction`."""
 
 
 class MomentumHooks:
     """Has numbers computed from the moments as they stand just before an update.
 
     Args:
-        sign_agreement: as :class:`msmon_hooks.Request` has it, but given a momentum of None before the first update;
-            ``ValueError`` where there is none. None: not asked for.
-        adam_histograms: see :class:`msmon_hooks.Request`; None: not asked for.
-        settings: ``settings(optimizer)(weight)``: how the moments were accumulated, or None.
+        sign_agreement: as `msmon_hooks.Request` has it, but given a momentum of None before the first update;
+            `ValueError` where there is none. None: not asked for.
+        adam_histograms: see `msmon_hooks.Request`; None: not asked for.
+        settings: `settings(optimizer)(weight)`: how the moments were accumulated, or None.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class MomentumHooks:
         clock: Clock,
         observer: Observer,
         coverage: Coverage,
-        directions: Part,
-        histograms: Part,
+        directions: Guarded,
+        histograms: Guarded,
         sign_agreement: Callable[[Any, Any], Any] | None,
         adam_histograms: Callable[..., Any] | None,
         settings: Callable[[Any], Callable[[Weight], AdamSettings | None]],

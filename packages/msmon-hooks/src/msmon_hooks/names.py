@@ -21,8 +21,8 @@ Path = tuple[str, ...]
 def plain_name(name: str, wrapper_prefix: str = "") -> str:
     """The name without the parts that wrappers add.
 
-    ``wrapper_prefix`` is the path by which data-parallel wrappers reach the user's model (``"module."``,
-    ``"module.module."``); a module that its author called ``module`` is not touched.
+    `wrapper_prefix` is the path by which data-parallel wrappers reach the user's model (`"module."`,
+    `"module.module."`); a module that its author called `module` is not touched.
 
     Example:
         >>> plain_name("module._orig_mod.layers.0._checkpoint_wrapped_module.fc.weight", "module.")
@@ -34,7 +34,7 @@ def plain_name(name: str, wrapper_prefix: str = "") -> str:
 
 
 def squash_name(name: str) -> str:
-    """A shorter name: of the parts ``layer(s).``, ``embedding(s).``, ``final``, ``output``, ``norm``, tried in this
+    """A shorter name: of the parts `layer(s).`, `embedding(s).`, `final`, `output`, `norm`, tried in this
     order, the first that occurs after a dot; kept from its last occurrence on.
 
     Example:
@@ -85,7 +85,7 @@ def tensor_leaves(value: Any, is_tensor: Callable[[Any], bool], path: Path = ())
 
 
 def leaf_name(base: str, path: Path) -> str:
-    """``base`` with the path of a tensor behind it.
+    """`base` with the path of a tensor behind it.
 
     Example:
         >>> leaf_name("rnn.output", ("1", "0")), leaf_name("fc.output", ())

@@ -6,18 +6,18 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Guarded
 from msmon_hooks.registrations import Registrations
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class OptimizerSteps:
-    """Calls back at the steps of an optimizer that has a method ``step``.
+    """Calls back at the steps of an optimizer that has a method `step`.
 
-    ``begins(args, kwargs)`` comes first, with what the step is called with, ``evaluated()`` once the gradients are
-    computed, ``ends(result)`` last, with what ``step`` returned, where that is known. A step that is called with a
-    closure computes its gradients itself: ``evaluated()`` then comes after each call of the closure, so that the last
+    `begins(args, kwargs)` comes first, with what the step is called with, `evaluated()` once the gradients are
+    computed, `ends(result)` last, with what `step` returned, where that is known. A step that is called with a
+    closure computes its gradients itself: `evaluated()` then comes after each call of the closure, so that the last
     one stands for the gradients that the final update consumed.
 
     Args:
@@ -28,7 +28,7 @@ class OptimizerSteps:
         ...     def step(self): print("update")
         >>> optimizer, owned = Optimizer(), Registrations()
         >>> steps = OptimizerSteps(
-        ...     Part("steps"), lambda *_: print("begins"), lambda: print("evaluated"), lambda _: print("ends")
+        ...     Guarded("steps"), lambda *_: print("begins"), lambda: print("evaluated"), lambda _: print("ends")
         ... )
         >>> steps.attach(optimizer, owned); optimizer.step()
         begins
@@ -41,7 +41,7 @@ class OptimizerSteps:
 
     def __init__(
         self,
-        part: Part,
+        part: Guarded,
         begins: Callable[[tuple[Any, ...], dict[str, Any]], None],
         evaluated: Callable[[], None],
         ends: Callable[[Any], None],
@@ -55,12 +55,12 @@ class OptimizerSteps:
         self._ends = ends
 
     def attach(self, optimizer: Any, registrations: Registrations) -> None:
-        """Begin to notice steps; ``registrations`` end it."""
+        """Begin to notice steps; `registrations` end it."""
         self.hook(optimizer, registrations)
         registrations.callback(self._stop)
 
     def hook(self, optimizer: Any, registrations: Registrations) -> None:
-        """By wrapping the instance's ``step``. A framework knows better ways for its own optimizers."""
+        """By wrapping the instance's `step`. A framework knows better ways for its own optimizers."""
         registrations.patch(optimizer, "step", lambda original: _Step(self, original))
 
     def _stop(self) -> None:
@@ -97,7 +97,7 @@ class OptimizerSteps:
 
 
 class _Step:
-    """Stands in an optimizer for its ``step``. In a copy of that optimizer stands the copy's own ``step``, or the copy
+    """Stands in an optimizer for its `step`. In a copy of that optimizer stands the copy's own `step`, or the copy
     would update the weights of the original."""
 
     def __init__(self, owner: OptimizerSteps, original: Callable[..., Any]) -> None:

@@ -17,7 +17,7 @@ class Weight:
     name: str
     vpp_stage: int
     index: int
-    """Position in ``named_parameters()``, counted over all model chunks."""
+    """Position in `named_parameters()`, counted over all model chunks."""
     parameter: Any = field(repr=False)
     aliases: tuple[str, ...] = ()
     """Further names of a tied parameter."""
@@ -50,7 +50,7 @@ def split_by_request(
 ) -> tuple[list[Weight], list[tuple[Weight, str]]]:
     """The weights to monitor, and those left out although they were asked for, each with the reason.
 
-    ``trains`` says whether the optimizer updates a weight.
+    `trains` says whether the optimizer updates a weight.
     """
     taken: list[Weight] = []
     left_out: list[tuple[Weight, str]] = []

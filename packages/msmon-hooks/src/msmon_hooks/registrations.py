@@ -19,7 +19,7 @@ class Removable(Protocol):
 
 
 class Registrations:
-    """Owns hook handles and patched attributes; :meth:`close` undoes all of them, last one first.
+    """Owns hook handles and patched attributes; `close` undoes all of them, last one first.
 
     Example:
         >>> class Loop:
@@ -50,11 +50,11 @@ class Registrations:
         self._undo.append(handle.remove)
 
     def callback(self, undo: Callable[[], None]) -> None:
-        """Call ``undo`` at :meth:`close`."""
+        """Call `undo` at `close`."""
         self._undo.append(undo)
 
     def patch(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace ``owner.name`` by ``make(original)`` until :meth:`close`. ``owner`` is an object or a class.
+        """Replace `owner.name` by `make(original)` until `close`. `owner` is an object or a class.
 
         Where somebody patched over the replacement meanwhile, it stays in place and must do nothing but call the
         original: taking it out from under the later patch would break that one. Of several patches by this class

@@ -16,7 +16,7 @@ class CollectiveRequest:
     """What is to be read of collectives."""
 
     wants: Callable[[str], bool] = lambda code_line: True
-    """Whether calls that come through a place such as ``/path/train.py[120]`` are meant."""
+    """Whether calls that come through a place such as `/path/train.py[120]` are meant."""
     inputs: bool = False
     """Also what is sent, not only what arrives."""
     log_only: bool = False
@@ -40,22 +40,22 @@ class Request:
     moments: bool = False
     weights: bool = False
     main_grad: bool = True
-    """Read ``param.main_grad`` where it exists."""
+    """Read `param.main_grad` where it exists."""
     groups: Any = None
-    """Ranks that hold the same tensors, as the framework describes them (:class:`msmon_hooks.torch.Groups`)."""
+    """Ranks that hold the same tensors, as the framework describes them (`msmon_hooks.torch.Groups`)."""
     short_names: bool = False
-    """Rows carry shortened names; see :class:`msmon_hooks.ShortNames`."""
+    """Rows carry shortened names; see `msmon_hooks.ShortNames`."""
     sign_agreement: Callable[[Any, Any], Any] | None = None
-    """``f(gradient, momentum)``: one number a parameter and step."""
+    """`f(gradient, momentum)`: one number a parameter and step."""
     adam_histograms: Callable[..., Any] | None = None
-    """``f(exp_avg, exp_avg_sq, step=, beta1=, beta2=, eps=)``: counts, of any length, a parameter and step."""
+    """`f(exp_avg, exp_avg_sq, step=, beta1=, beta2=, eps=)`: counts, of any length, a parameter and step."""
     l2_features: Mapping[str, Feature] = field(factory=dict)
-    """Kind (a key of :data:`msmon_hooks.L2_COLUMNS`) to what is computed of which modules."""
+    """Kind (a key of `msmon_hooks.L2_COLUMNS`) to what is computed of which modules."""
     on_structure: Callable[[dict[str, Any]], None] | None = None
     """Called after the first step with the inputs and outputs of every module; see
-    :mod:`msmon_hooks.structure`."""
+    `msmon_hooks.structure`."""
     on_stacks: Callable[[dict[str, str]], None] | None = None
     """Called after the first step: module name (with stage prefix) to the call stack of its first call."""
     collectives: CollectiveRequest | None = None
     ends_program: bool = False
-    """After the first sampled step, when everything of it was delivered, raise ``SystemExit(0)``."""
+    """After the first sampled step, when everything of it was delivered, raise `SystemExit(0)`."""

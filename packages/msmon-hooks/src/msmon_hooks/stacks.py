@@ -10,7 +10,7 @@ _OWN = ("msmon_hooks", "msmon")
 
 
 def call_stack(skip: tuple[str, ...] = ()) -> str:
-    """The calls that led here, innermost first, one frame a line: ``File x.py, line 3, in forward: self.fc(x)``.
+    """The calls that led here, innermost first, one frame a line: `File x.py, line 3, in forward: self.fc(x)`.
 
     Args:
         skip: name prefixes of Python modules whose frames are left out, besides msmon's own: what a framework

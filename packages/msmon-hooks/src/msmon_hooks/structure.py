@@ -1,4 +1,4 @@
-"""What goes into and comes out of modules, as the document ``module_struct.json`` shows it."""
+"""What goes into and comes out of modules, as the document `module_struct.json` shows it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ EVERYTHING = Selector()
 
 @frozen(kw_only=True)
 class Target:
-    """What is monitored of one module: a selector for each of ``input``, ``output``, ``input_grad``, ``output_grad``.
+    """What is monitored of one module: a selector for each of `input`, `output`, `input_grad`, `output_grad`.
 
     An empty mapping stands for all four.
     """
@@ -44,7 +44,7 @@ class Targets:
     """Matches names of modules and parameters against the configured ones.
 
     Args:
-        wanted: name, with or without a stage prefix (``"1:layers.0"``), to :class:`Target`.
+        wanted: name, with or without a stage prefix (`"1:layers.0"`), to `Target`.
         all_modules: monitor the activations of every module; a named one follows its own target.
 
     Example:
@@ -80,9 +80,9 @@ class Targets:
         return any([self._find(stage, prefix) is not None for prefix in above])  # noqa: C419
 
     def unmatched(self, key: str, names: Iterable[str]) -> list[str]:
-        """A sentence for each configured name that matched nothing so far, with the nearest of ``names``.
+        """A sentence for each configured name that matched nothing so far, with the nearest of `names`.
 
-        ``key``: where the configuration has them.
+        `key`: where the configuration has them.
         """
         known = list(names)
         found = []

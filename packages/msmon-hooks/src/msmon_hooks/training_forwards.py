@@ -8,7 +8,7 @@ from typing import Any
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
 from msmon_hooks.clock import Clock
 from msmon_hooks.framework import Framework
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.names import tensor_leaves
 
@@ -19,7 +19,7 @@ class TrainingForwards:
     An evaluation between two steps (without gradients, or with a root in evaluation mode) is not part of the training.
     """
 
-    def __init__(self, framework: Framework, models: Sequence[Any], clock: Clock, part: Part) -> None:
+    def __init__(self, framework: Framework, models: Sequence[Any], clock: Clock, part: Guarded) -> None:
         self.framework = framework
         self.clock = clock
         self.part = part
@@ -59,7 +59,7 @@ class TrainingForwards:
             self.clock.forward_begins(stage)
 
     def leave(self, stage: int, output: Any) -> None:
-        """A forward of a root has ended, or raised (``output`` is None)."""
+        """A forward of a root has ended, or raised (`output` is None)."""
         if self.framework.in_backward() or not self._depth[stage]:
             return
         self._depth[stage] -= 1
@@ -76,7 +76,7 @@ class TrainingForwards:
     def recording(self, stage: int) -> bool:
         """Whether a module that runs now belongs to the training.
 
-        Inside a training forward all modules do, also those that run under ``no_grad`` (reentrant checkpointing,
+        Inside a training forward all modules do, also those that run under `no_grad` (reentrant checkpointing,
         frozen towers) or in evaluation mode (frozen BatchNorm). A module that is called on its own does when
         a forward of its root would.
         """

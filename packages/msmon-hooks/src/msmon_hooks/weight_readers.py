@@ -7,13 +7,13 @@ from typing import Any
 
 from attrs import evolve
 
-from msmon_hooks._events import Observer
 from msmon_hooks.adam import AdamSettings
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.events import Observer
 from msmon_hooks.framework import Framework
 from msmon_hooks.gradients import GradientSource
-from msmon_hooks.guard import Parts
+from msmon_hooks.guard import Guards
 from msmon_hooks.loss_scale import LossScale
 from msmon_hooks.momentum import DIRECTION, MomentumHooks
 from msmon_hooks.parameters import Weight, split_by_request
@@ -56,8 +56,8 @@ class WeightReaders:
     Args:
         weights: all parameters, also those that are not asked for.
         names: what rows call them.
-        agreement: makes what :attr:`Request.sign_agreement` computes of what a framework's gradients and moments are.
-        settings: see :class:`MomentumHooks`.
+        agreement: makes what `Request.sign_agreement` computes of what a framework's gradients and moments are.
+        settings: see `MomentumHooks`.
         registrations: take the hooks of parameters.
     """
 
@@ -69,7 +69,7 @@ class WeightReaders:
         clock: Clock,
         observer: Observer,
         coverage: Coverage,
-        parts: Parts,
+        parts: Guards,
         source: GradientSource,
         weights: Sequence[Weight],
         names: ShortNames,

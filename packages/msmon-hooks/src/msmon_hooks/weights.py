@@ -9,16 +9,16 @@ from typing import Any
 
 from attrs import frozen
 
-from msmon_hooks._events import Observer, Shard, TensorRef
-from msmon_hooks._ref_cache import RefCache
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.events import Observer, Shard, TensorRef
 from msmon_hooks.framework import Framework
 from msmon_hooks.gradients import GradientSource
-from msmon_hooks.guard import Part, logger
+from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.loss_scale import LossScale
 from msmon_hooks.measured import Measured
 from msmon_hooks.parameters import Weight
+from msmon_hooks.ref_cache import RefCache
 from msmon_hooks.registrations import Registrations
 
 _MISSING = {
@@ -35,9 +35,9 @@ _MISSING = {
 class WeightParts:
     """The parts that read parameters; each fails alone. None: not asked for."""
 
-    gradients: Part | None
-    moments: Part | None
-    weights: Part | None
+    gradients: Guarded | None
+    moments: Guarded | None
+    weights: Guarded | None
 
 
 class WeightHooks:
@@ -117,7 +117,7 @@ class WeightHooks:
     def gradients_ready_in_backward(
         self, entries: Sequence[tuple[Weight, Any]], micro_step: int | None, scale: Any, complete: bool
     ) -> None:
-        """A backward has completed gradients of parameters; see :class:`OnReady`."""
+        """A backward has completed gradients of parameters; see `OnReady`."""
         if self._parts.gradients is not None and self.wants_gradients and entries:
             self._parts.gradients.run(self._gradient_ready, entries, micro_step, scale, complete)
 
@@ -169,7 +169,7 @@ class WeightHooks:
             self._parts.gradients.run(self._read_gradients)
 
     def step_ends(self, *, skipped: bool = False) -> None:
-        """Read what stands after the update. ``skipped``: there was none."""
+        """Read what stands after the update. `skipped`: there was none."""
         if self._clock.sampled and self._parts.weights is not None and not skipped:
             self._parts.weights.run(self._read_weights, "param_updated")
         if self._parts.moments is not None and not self._moments_known and not skipped:
@@ -190,7 +190,7 @@ class WeightHooks:
         return [(weight, gradient) for weight, gradient in found if gradient is not None]
 
     def current_scale(self) -> Any:
-        """By what :meth:`current_gradients` are multiplied, outside of the optimizer's step; None: by nothing."""
+        """By what `current_gradients` are multiplied, outside of the optimizer's step; None: by nothing."""
         scale = self._source.scale()
         return self._loss_scale.between() if scale is None else scale
 
@@ -241,7 +241,7 @@ class WeightHooks:
     def _read_weights(self, data_type: str) -> None:
         trained = [weight for weight in self._written[data_type] if weight.parameter.requires_grad]
         held = [(weight, value) for weight in trained if (value := self._source.value(weight)) is not None]
-        # Weights may be written to in ways that no version counter sees (``param.data``): always read anew.
+        # Weights may be written to in ways that no version counter sees (`param.data`): always read anew.
         self._read(data_type, *_columns(held), reuse=False)
 
     def _read(

@@ -2,18 +2,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-from msmon_io._background import Background
-from msmon_io._cells import decode_cell, utf8
-from msmon_io._conversion import DATA_TYPES
-from msmon_io._csv2parquet import convert_to_parquet
-from msmon_io._csv2tensorboard import csv2tensorboard_by_step
-from msmon_io._csv_reader import BrokenLine, data_type_of, read_csv
-from msmon_io._csv_writer import CsvWriter, write_text_csv
-from msmon_io._files import OutsideError, write_bytes, write_json
-from msmon_io._losses import Losses
-from msmon_io._memory_writer import MemoryWriter
-from msmon_io._numbers import format_number
-from msmon_io._run_dirs import (
+from msmon_io.background import Background
+from msmon_io.cells import decode_cell, utf8
+from msmon_io.conversion import DATA_TYPES
+from msmon_io.csv2parquet import convert_to_parquet
+from msmon_io.csv2tensorboard import csv2tensorboard_by_step
+from msmon_io.csv_reader import BrokenLine, data_type_of, read_csv
+from msmon_io.csv_writer import CsvWriter, write_text_csv
+from msmon_io.files import OutsideError, write_bytes, write_json
+from msmon_io.losses import Losses
+from msmon_io.memory_writer import MemoryWriter
+from msmon_io.numbers import format_number
+from msmon_io.run_dirs import (
     RunDir,
     create_run_dir,
     find_run_dir,
@@ -22,8 +22,8 @@ from msmon_io._run_dirs import (
     run_dirs,
     run_dirs_between,
 )
-from msmon_io._table import Table
-from msmon_io._writers import (
+from msmon_io.table import Table
+from msmon_io.writers import (
     Writer,
     WriterContext,
     WriterFactory,
@@ -34,8 +34,8 @@ from msmon_io._writers import (
 )
 
 if TYPE_CHECKING:
-    from msmon_io._parquet_writer import ParquetWriter as ParquetWriter
-    from msmon_io._tensorboard_writer import TensorBoardWriter as TensorBoardWriter
+    from msmon_io.parquet_writer import ParquetWriter as ParquetWriter
+    from msmon_io.tensorboard_writer import TensorBoardWriter as TensorBoardWriter
 
 __version__ = "0.1.0"
 
@@ -79,11 +79,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # These need packages that only the extras bring.
     if name == "TensorBoardWriter":
-        from msmon_io._tensorboard_writer import TensorBoardWriter
+        from msmon_io.tensorboard_writer import TensorBoardWriter
 
         return TensorBoardWriter
     if name == "ParquetWriter":
-        from msmon_io._parquet_writer import ParquetWriter
+        from msmon_io.parquet_writer import ParquetWriter
 
         return ParquetWriter
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

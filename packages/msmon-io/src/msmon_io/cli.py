@@ -1,4 +1,4 @@
-"""The commands ``csv2tb`` and ``convert``, for msmon's command line and for ``python -m msmon_io``."""
+"""The commands `csv2tb` and `convert`, for msmon's command line and for `python -m msmon_io`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from msmon_io._conversion import DATA_TYPES
-from msmon_io._csv2parquet import convert_to_parquet
-from msmon_io._csv2tensorboard import csv2tensorboard_by_step
+from msmon_io.conversion import DATA_TYPES
+from msmon_io.csv2parquet import convert_to_parquet
+from msmon_io.csv2tensorboard import csv2tensorboard_by_step
 
 _STAMP_HELP = "like the names of the run directories, Dec03_21-34-40"
 
@@ -47,7 +47,7 @@ def _run(convert: Callable[..., Path], args: argparse.Namespace) -> int:
 
 
 def add_csv2tb_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``csv2tb``."""
+    """Add the arguments of `csv2tb`."""
     _add_arguments(parser, "<monitor_path>/<now>-csv2tensorboard_by_step")
 
 
@@ -57,7 +57,7 @@ def run_csv2tb(args: argparse.Namespace) -> int:
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``convert``."""
+    """Add the arguments of `convert`."""
     _add_arguments(parser, "<monitor_path>/parquet")
 
 
@@ -67,7 +67,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m msmon_io csv2tb|convert ...``."""
+    """`python -m msmon_io csv2tb|convert ...`."""
     parser = argparse.ArgumentParser(prog="python -m msmon_io", description="Training statistics to other files")
     commands = parser.add_subparsers(dest="command", required=True)
     csv2tb = commands.add_parser("csv2tb", help="CSV to TensorBoard")

@@ -1,10 +1,8 @@
 """Statistics of tensors on their own device, in one pass over memory."""
 
-from msmon_stats._api import merge, partial, partial_many, summarize, summarize_many, unsupported_reason
-from msmon_stats._choice import KERNELS
-from msmon_stats._errors import UnsupportedTensorError
-from msmon_stats._fields import FIELDS, OPS
-from msmon_stats._finalize import finalize
+from msmon_stats.api import merge, partial, partial_many, summarize, summarize_many, unsupported_reason
+from msmon_stats.choice import KERNELS
+from msmon_stats.errors import UnsupportedTensorError
 from msmon_stats.features import (
     adam_histograms,
     adam_update,
@@ -15,6 +13,8 @@ from msmon_stats.features import (
     router_similarity,
     sign_agreement,
 )
+from msmon_stats.fields import FIELDS, OPS
+from msmon_stats.finalizing import finalize
 
 __version__ = "0.1.0"
 

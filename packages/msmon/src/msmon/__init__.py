@@ -16,7 +16,7 @@ __all__ = ["TrainerMon", "csv2tensorboard_by_step"]
 def __getattr__(name: str) -> Any:
     # Not kept in the module: which framework is meant may change when the program imports one.
     if name == "TrainerMon":
-        from msmon._framework import trainer_mon_class
+        from msmon.framework import trainer_mon_class
 
         return trainer_mon_class()
     if name == "csv2tensorboard_by_step":

@@ -28,9 +28,9 @@ class Alerts:
 
     Args:
         config: the rules, and whether anomalies are written down.
-        directory: where ``anomaly.json`` of this rank goes.
+        directory: where `anomaly.json` of this rank goes.
         append: continue an existing file (resumed training).
-        state_file: where the rules' histories are kept; they are restored from it with ``append``.
+        state_file: where the rules' histories are kept; they are restored from it with `append`.
         on_failure: called with the name of a rule that raised and is off from then on, and with the reason.
     """
 
@@ -81,8 +81,8 @@ class Alerts:
 
         Args:
             event: the step.
-            refs: one per row of ``values``.
-            values: float64 ``[n, len(stats)]``.
+            refs: one per row of `values`.
+            values: float64 `[n, len(stats)]`.
             stats: names of the columns.
         """
         if not refs:

@@ -1,4 +1,4 @@
-"""Checks of the arguments of ``set_monitor``: scripts swap them easily, and the message has to name the one."""
+"""Checks of the arguments of `set_monitor`: scripts swap them easily, and the message has to name the one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def check_integer(name: str, value: object, lowest: int) -> None:
-    """TypeError for anything but an integer (a bool is none), ValueError below ``lowest``."""
+    """TypeError for anything but an integer (a bool is none), ValueError below `lowest`."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"set_monitor: {name} must be an integer, got {type(value).__name__}")
     if value.__index__() < lowest:  # type: ignore[attr-defined]

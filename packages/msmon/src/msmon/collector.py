@@ -17,11 +17,11 @@ class Transfer(Protocol):
     """A copy to the host that is under way."""
 
     def matrix(self) -> NDArray[np.float64]:
-        """Wait, and return float64 ``[handles, 8]``."""
+        """Wait, and return float64 `[handles, 8]`."""
 
 
 class Buffer(Protocol):
-    """The statistics of one step on the device; see ``msmon_stats.torch.PartialBuffer``."""
+    """The statistics of one step on the device; see `msmon_stats.torch.PartialBuffer`."""
 
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
         """Begin to compute the statistics of tensors; one handle each, -1 where there are none."""
@@ -64,11 +64,11 @@ class Collector:
         self._lock = threading.Lock()
 
     def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
-        """One handle per tensor; see :class:`msmon_hooks.Observer`."""
+        """One handle per tensor; see `msmon_hooks.Observer`."""
         return self._buffer.measure(tensors, self.eps, scale)
 
     def put(self, values: Any) -> int:
-        """Handle of numbers that were computed elsewhere; see :class:`msmon_hooks.Observer`."""
+        """Handle of numbers that were computed elsewhere; see `msmon_hooks.Observer`."""
         return self._buffer.put(values)
 
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:

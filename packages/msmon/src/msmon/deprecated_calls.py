@@ -12,20 +12,20 @@ def warn_deprecated(old: str, new: str) -> None:
 
 
 class DeprecatedCalls:
-    """Old names of :meth:`msmon.monitor.BaseTrainerMon.set_monitor` and of the configuration's fields."""
+    """Old names of `msmon.monitor.BaseTrainerMon.set_monitor` and of the configuration's fields."""
 
     _wrapped_optimizer: Any = None
 
     def set_monitor(self, *args: Any, **kwargs: Any) -> None:
-        """See :class:`msmon.monitor.BaseTrainerMon`."""
+        """See `msmon.monitor.BaseTrainerMon`."""
         raise NotImplementedError
 
     def change_config(self, **fields: Any) -> None:
-        """See :class:`msmon.monitor.BaseTrainerMon`."""
+        """See `msmon.monitor.BaseTrainerMon`."""
         raise NotImplementedError
 
     def set_wrapped_optimizer(self, optimizer: Any) -> None:
-        """Name the optimizer for a later ``monitor_gnorm_with_ad``."""
+        """Name the optimizer for a later `monitor_gnorm_with_ad`."""
         warn_deprecated("set_wrapped_optimizer", "pass the optimizer to set_monitor(model, grad_acc_steps, optimizer)")
         self._wrapped_optimizer = optimizer
 
@@ -38,7 +38,7 @@ class DeprecatedCalls:
         tp_group: Any = None,
         start_iteration: int = 0,
     ) -> None:
-        """``set_monitor`` under its old name; without ``optimizer``, the one of ``set_wrapped_optimizer``.
+        """`set_monitor` under its old name; without `optimizer`, the one of `set_wrapped_optimizer`.
 
         Raises:
             TypeError: no optimizer was given in either way.

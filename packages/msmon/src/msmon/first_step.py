@@ -14,12 +14,12 @@ logger = logging.getLogger("msmon")
 
 
 def write_structure(output_dir: Path, rank: int, document: Mapping[str, Any]) -> None:
-    """Write and show ``module_struct.json``; a failure is an error line.
+    """Write and show `module_struct.json`; a failure is an error line.
 
     Args:
         output_dir: the directory of all runs.
         rank: of this process.
-        document: see :mod:`msmon_hooks.structure`.
+        document: see `msmon_hooks.structure`.
     """
     path = output_dir / "module_struct" / f"rank{rank}" / "module_struct.json"
     logger.warning("inputs and outputs of the modules:\n%s", json.dumps(document, indent=2))
@@ -33,7 +33,7 @@ def write_structure(output_dir: Path, rank: int, document: Mapping[str, Any]) ->
 
 
 def write_stacks(run_dir: Path, stacks: Mapping[str, str]) -> None:
-    """Write ``stack_info.csv``; a failure is an error line.
+    """Write `stack_info.csv`; a failure is an error line.
 
     Args:
         run_dir: the directory of this run and rank.

@@ -18,7 +18,7 @@ _alive: weakref.WeakSet[LeavesChild] = weakref.WeakSet()
 
 
 def leave_in_children(monitor: LeavesChild) -> None:
-    """Have ``monitor.leave_child()`` called in every child that is forked while the monitor lives."""
+    """Have `monitor.leave_child()` called in every child that is forked while the monitor lives."""
     _alive.add(monitor)
 
 

@@ -29,12 +29,12 @@ class Histograms:
     """The histograms of one step."""
 
     tags: list[str]
-    """``{vpp_stage}:{name}`` of each parameter."""
+    """`{vpp_stage}:{name}` of each parameter."""
     counts: NDArray[np.float64]
-    """``[parameters, 2, BINS]``: how many elements lie in each bin, the smallest first; the outermost bins hold what
+    """`[parameters, 2, BINS]`: how many elements lie in each bin, the smallest first; the outermost bins hold what
     lies beyond too."""
     tables: list[Table]
-    """What is in no bin or lies infinitely far: ``nans`` and ``infs`` of update and ratio."""
+    """What is in no bin or lies infinitely far: `nans` and `infs` of update and ratio."""
 
 
 def histograms(
@@ -45,8 +45,8 @@ def histograms(
     Args:
         step: number of the step.
         refs: the parameters.
-        handles: of each, the first of its :data:`ROWS` rows.
-        matrix: what the transfer brought, float64 ``[n, 8]``.
+        handles: of each, the first of its `ROWS` rows.
+        matrix: what the transfer brought, float64 `[n, 8]`.
     """
     rows = handles[:, None] + np.arange(ROWS)
     numbers = matrix[rows].reshape(len(refs), ROWS * 8)[:, : len(KINDS) * _COUNTS].reshape(-1, len(KINDS), _COUNTS)
@@ -70,7 +70,7 @@ def histograms(
 
 @runtime_checkable
 class PictureWriter(Protocol):
-    """A writer that shows histograms; see :class:`msmon_io.TensorBoardWriter`."""
+    """A writer that shows histograms; see `msmon_io.TensorBoardWriter`."""
 
     def write(self, table: Table) -> None:
         """Take a table."""

@@ -6,18 +6,18 @@ from typing import Any
 
 from msmon.session import Session
 from msmon.step_in_flight import Metrics, activations_so_far, current_gradients
-from msmon_hooks import Clock, Part
+from msmon_hooks import Clock, Guarded
 
 
 class MetricsCalls:
-    """The calls of :class:`msmon.monitor.BaseTrainerMon` that answer with statistics."""
+    """The calls of `msmon.monitor.BaseTrainerMon` that answer with statistics."""
 
     _session: Session | None
     _attachment: Any
     _clock: Clock
     _rank: int
-    _asking_gradients: Part
-    _asking_activations: Part
+    _asking_gradients: Guarded
+    _asking_activations: Guarded
 
     def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
         """Statistics of the current weight gradients, reduced and unreduced, anywhere in the program.
@@ -26,7 +26,7 @@ class MetricsCalls:
         consume now, and, where ranks reduce, what was recorded of the gradients before that. Waits for the device.
 
         Returns:
-            Two dictionaries, ``"0:fc1.weight/rank0/grad_reduced"`` to ``{"norm": 0.12, ...}``.
+            Two dictionaries, `"0:fc1.weight/rank0/grad_reduced"` to `{"norm": 0.12, ...}`.
         """
         session = self._session
         if session is None or not session.config.wg_distribution:

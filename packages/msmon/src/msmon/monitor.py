@@ -1,4 +1,4 @@
-"""The documented API, without a framework: each framework's ``TrainerMon`` adds what it alone knows."""
+"""The documented API, without a framework: each framework's `TrainerMon` adds what it alone knows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from msmon.metrics_calls import MetricsCalls
 from msmon.outputs import make_run_dir
 from msmon.requests import ends_program
 from msmon.session import Place, Session
-from msmon_hooks import Clock, Coverage, Part, Request, Schedule, StepEnd
+from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
 
@@ -32,13 +32,13 @@ _NEVER = Schedule(collect_times=0)
 class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
     """Watches a training. See the framework's own class for how to use it.
 
-    With ``DYNAMIC_MONITOR=True`` in the environment, collection starts and stops with edits of the configuration
+    With `DYNAMIC_MONITOR=True` in the environment, collection starts and stops with edits of the configuration
     file while the training runs.
 
     Args:
         config_file_path: the configuration file.
         process_group: the pipeline-parallel group; only used to order anomalies.
-        params_have_main_grad: read ``param.main_grad`` where it exists, else ``param.grad``.
+        params_have_main_grad: read `param.main_grad` where it exists, else `param.grad`.
         opt_ty: of old scripts; ignored.
 
     Raises:
@@ -50,7 +50,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
     framework: str
     """Import name of the framework."""
     _hooks: Any
-    """Its part of msmon_hooks, with ``attach``, ``Groups`` and ``group_ranks``."""
+    """Its part of msmon_hooks, with `attach`, `Groups` and `group_ranks`."""
     _make_buffer: Callable[[], Buffer]
     """A buffer of statistics for its tensors."""
     _model_kind: str
@@ -88,9 +88,9 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         self._clock = Clock(schedule=_NEVER)
         self._session: Session | None = None
         self._waiting: Config | None = None
-        self._starting = Part("the model")
-        self._switching = Part("start and stop")
-        self._asking_gradients, self._asking_activations = Part("current gradients"), Part("current activations")
+        self._starting = Guarded("the model")
+        self._switching = Guarded("start and stop")
+        self._asking_gradients, self._asking_activations = Guarded("current gradients"), Guarded("current activations")
         leave_in_children(self)
 
     # What a framework adds
@@ -121,7 +121,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
     def _attach(
         self, models: Sequence[Any], optimizer: Any, clock: Clock, request: Request | None, observer: Any, coverage: Any
     ) -> Any:
-        """Hook the models and the optimizer; see :class:`msmon_hooks.attachment.Attachment`."""
+        """Hook the models and the optimizer; see `msmon_hooks.attachment.Attachment`."""
         return self._hooks.attach(models, optimizer, request, clock, observer, coverage, after_step=self._after_step)
 
     # The documented API
@@ -155,7 +155,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         check_integer("start_iteration", start_iteration, 0)
         check_optimizer(optimizer, self.optimizer_methods)
         self.close()
-        self._starting, self._switching = Part("the model"), Part("start and stop")
+        self._starting, self._switching = Guarded("the model"), Guarded("start and stop")
         self._dp_group, self._tp_group = dp_group, tp_group
         self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=_NEVER)
         if self._dynamic:
@@ -203,9 +203,9 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         self._attachment = self._switch = self._period = None
         for part, open_one in (("hooks", attachment), ("start and stop", switch)):
             if open_one is not None:
-                Part(part).run(open_one.close)
+                Guarded(part).run(open_one.close)
         if session is not None:
-            Part("results of steps").run(session.finish)
+            Guarded("results of steps").run(session.finish)
 
     def __enter__(self) -> BaseTrainerMon:
         return self
@@ -221,7 +221,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         # Not closed: files and start file are those of the parent.
         self._switch = self._session = self._period = None
         if attachment is not None:
-            Part("hooks").run(attachment.close)
+            Guarded("hooks").run(attachment.close)
 
     def _monitored(self, config: Config) -> bool:
         return not config.module_ranks or self._rank in config.module_ranks

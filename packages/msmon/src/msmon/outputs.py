@@ -9,7 +9,7 @@ from typing import Any
 
 import msmon_io
 from msmon.config import Config
-from msmon_hooks import Part
+from msmon_hooks import Guarded
 from msmon_io import Writer
 
 logger = logging.getLogger("msmon")
@@ -43,7 +43,7 @@ def make_writers(
     """One writer for each format that writes files.
 
     A format that cannot be written, because it needs a package that is not installed for instance, is an error line,
-    and ``on_failure`` is told of it.
+    and `on_failure` is told of it.
     """
     if run_dir is None:
         return []
@@ -51,7 +51,7 @@ def make_writers(
         run_dir=run_dir, rank=rank, ndigits=config.ndigits, step_count_per_record=config.step_count_per_record
     )
     names = [name for name in config.format if name != "api"]
-    opened = [Part(f"output by {name}", on_failure).run(msmon_io.open_writer, name, context) for name in names]
+    opened = [Guarded(f"output by {name}", on_failure).run(msmon_io.open_writer, name, context) for name in names]
     return [writer for writer in opened if writer is not None]
 
 

@@ -30,7 +30,7 @@ class Partials:
     """-1 where a tensor exists once a step."""
     dtypes: list[str]
     matrix: NDArray[np.float64]
-    """float64 ``[rows, 8]``, columns :data:`msmon_stats.FIELDS`."""
+    """float64 `[rows, 8]`, columns `msmon_stats.FIELDS`."""
 
 
 def partials_path(run_dir: Path, step: int) -> Path:
@@ -39,7 +39,7 @@ def partials_path(run_dir: Path, step: int) -> Path:
 
 
 class PartialsWriter:
-    """Writes ``partials/step_<n>.npz`` into a run directory; a step without sharded tensors has no file."""
+    """Writes `partials/step_<n>.npz` into a run directory; a step without sharded tensors has no file."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir

@@ -18,13 +18,13 @@ from msmon.heat_maps import PictureWriter, draw, histograms
 from msmon.outputs import JsonFile
 from msmon.partials import PartialsWriter
 from msmon.tables import StepRows, step_rows, tables
-from msmon_hooks import ADAM_HISTOGRAM, Coverage, Part
+from msmon_hooks import ADAM_HISTOGRAM, Coverage, Guarded
 from msmon_io import Table, Writer
 
 logger = logging.getLogger("msmon")
 
 SECONDS_BETWEEN_COVERAGE = 30.0
-"""A killed run leaves a ``coverage.json`` that is at most so old."""
+"""A killed run leaves a `coverage.json` that is at most so old."""
 
 
 class Pipeline:
@@ -49,7 +49,7 @@ class Pipeline:
         self.info_part = self._part("run.json")
         self.run_dir = run_dir
         self.run_info = run_info
-        """The content of ``run.json``; written again when the first step has shown the activations."""
+        """The content of `run.json`; written again when the first step has shown the activations."""
         self._ops = tuple(ops)
         self._outputs = [(writer, self._part(f"output by {type(writer).__name__}")) for writer in writers]
         self._partials = None if run_dir is None else PartialsWriter(run_dir)
@@ -68,8 +68,8 @@ class Pipeline:
         self._left_out: set[tuple[str, int, str]] = set()
         self._finished = False
 
-    def _part(self, name: str) -> Part:
-        return Part(name, self.coverage.part_failed)
+    def _part(self, name: str) -> Guarded:
+        return Guarded(name, self.coverage.part_failed)
 
     def begin(self) -> None:
         """Write what is known before the first step."""

@@ -24,10 +24,10 @@ def make_request(
 
     Args:
         config: the configuration in force.
-        main_grad: read ``param.main_grad`` where it exists.
+        main_grad: read `param.main_grad` where it exists.
         groups: ranks that hold the same tensors, as the framework's hooks describe them.
-        on_structure: receives the document of ``print_struct``.
-        on_stacks: receives the stacks of ``stack_info``.
+        on_structure: receives the document of `print_struct`.
+        on_stacks: receives the stacks of `stack_info`.
     """
     return Request(
         targets=make_targets(config),

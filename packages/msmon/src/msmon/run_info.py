@@ -1,4 +1,4 @@
-"""What ``run.json`` says of a run."""
+"""What `run.json` says of a run."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from msmon.tables import TEXT_OPS, number_ops, step_rows, tables
 from msmon_stats import finalize
 
 Metrics = dict[str, dict[str, Any]]
-"""Tag, ``"0:fc1.weight/rank0/grad_reduced"``, to statistics by name."""
+"""Tag, `"0:fc1.weight/rank0/grad_reduced"`, to statistics by name."""
 
 
 def current_gradients(hooks: Any, collector: Collector, config: Config, rank: int) -> tuple[Metrics, Metrics] | None:
@@ -20,7 +20,7 @@ def current_gradients(hooks: Any, collector: Collector, config: Config, rank: in
     Waits for the device.
 
     Args:
-        hooks: the weight hooks of the framework, with ``current_gradients()``, ``current_scale()`` and ``reduces``.
+        hooks: the weight hooks of the framework, with `current_gradients()`, `current_scale()` and `reduces`.
         collector: measures, and holds the gradients before the reduction, where the step in flight is recorded.
         config: names the statistics.
         rank: of this process.

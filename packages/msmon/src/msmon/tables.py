@@ -21,7 +21,7 @@ class Group:
 
     refs: list[TensorRef]
     values: NDArray[np.float64]
-    """``[rows, number columns]``."""
+    """`[rows, number columns]`."""
     ops: tuple[str, ...]
     """The columns, text columns included, in their order."""
 
@@ -49,7 +49,7 @@ class StepRows:
     groups: list[Group]
     """Statistics of tensors, then one group for each kind of L2 feature."""
     partials: NDArray[np.float64]
-    """The sufficient statistics that the first group was made of, ``[rows, 8]``."""
+    """The sufficient statistics that the first group was made of, `[rows, 8]`."""
     left_out: list[tuple[TensorRef, str]]
     """What has no row, and why."""
     histograms: list[TensorRef]
@@ -64,8 +64,8 @@ def step_rows(
 
     Args:
         refs: what was recorded.
-        handles: a row of ``matrix`` for each, -1 where there is none.
-        matrix: what the transfer brought, float64 ``[n, 8]``.
+        handles: a row of `matrix` for each, -1 where there is none.
+        matrix: what the transfer brought, float64 `[n, 8]`.
         ops: the columns of statistics, text columns included, in their order.
     """
     members: dict[str, list[int]] = {}

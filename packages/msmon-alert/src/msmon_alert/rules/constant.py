@@ -12,7 +12,7 @@ import numpy.typing as npt
 from msmon_alert.batch import Batch, Bools, Floats
 from msmon_alert.memory import Array
 from msmon_alert.rule import ColumnRule
-from msmon_alert.rules._habit import broken_habit
+from msmon_alert.rules.habit import broken_habit
 
 _MANY = 16
 """Elements that a tensor must have for their equality to be no accident."""

@@ -9,11 +9,11 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from msmon_alert._arguments import number, require
+from msmon_alert.arguments import number, require
 from msmon_alert.batch import Batch, Bools, Floats
 from msmon_alert.memory import Array
 from msmon_alert.rule import ColumnRule
-from msmon_alert.rules._habit import broken_habit
+from msmon_alert.rules.habit import broken_habit
 
 _CLEARLY_MORE = 10
 _NOISE = 1e-6

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from msmon_alert._arguments import number, require
+from msmon_alert.arguments import number, require
 from msmon_alert.batch import Batch
 from msmon_alert.memory import Memory
 from msmon_alert.rule import Finding, Rule
-from msmon_alert.rules import _weights
-from msmon_alert.rules._habit import broken_habit
+from msmon_alert.rules import weights
+from msmon_alert.rules.habit import broken_habit
 
 _PLAIN = 1e-6
 """Relative change of a statistic that is more than rounding."""
@@ -60,21 +60,21 @@ class AnomalyFrozen(Rule):
         require(number("steps", self.steps, at_least=1, integer=True))
 
     def check(self, batch: Batch, memory: Memory) -> Iterator[Finding]:
-        before = batch.layout.mask(_weights.BEFORE)
+        before = batch.layout.mask(weights.BEFORE)
         if before.any():
-            _weights.remember(batch, before, memory)
-        after = batch.layout.mask(_weights.AFTER)
-        column = _weights.report_column(batch)
+            weights.remember(batch, before, memory)
+        after = batch.layout.mask(weights.AFTER)
+        column = weights.report_column(batch)
         if column is None or not after.any():
             return
-        known, equal = _weights.compare(batch, after, memory, batch.step, tolerance=0)
+        known, equal = weights.compare(batch, after, memory, batch.step, tolerance=0)
         moved = known & ~equal
         if not moved.any():
             return
-        rows = _weights.rows_of(batch, after)
+        rows = weights.rows_of(batch, after)
         habits, streaks = memory.array("habit", np.int32), memory.array("streak", np.int32)
         habit, streak = habits[rows], streaks[rows]
-        _, close = _weights.compare(batch, after, memory, batch.step, tolerance=_PLAIN)
+        _, close = weights.compare(batch, after, memory, batch.step, tolerance=_PLAIN)
         alive = known & ~close
         frozen = broken_habit(alive, known & equal, moved & ~alive, habit, streak, self.steps)
         habits[rows], streaks[rows] = habit, streak

@@ -10,7 +10,7 @@ import numpy as np
 from msmon_alert.batch import Batch, Bools
 from msmon_alert.memory import Memory
 from msmon_alert.rule import Finding, Rule
-from msmon_alert.rules import _weights
+from msmon_alert.rules import weights
 
 _ROUNDING = 1e-10
 """Relative; a device that sums in changing order gives the same statistics to about 1e-13."""
@@ -48,17 +48,17 @@ class AnomalyOverwritten(Rule):
     """
 
     def check(self, batch: Batch, memory: Memory) -> Iterator[Finding]:
-        before = batch.layout.mask(_weights.BEFORE)
-        column = _weights.report_column(batch)
+        before = batch.layout.mask(weights.BEFORE)
+        column = weights.report_column(batch)
         if column is not None and before.any():
             yield from self._judge(batch, before, column, memory)
-        after = batch.layout.mask(_weights.AFTER)
+        after = batch.layout.mask(weights.AFTER)
         if after.any():
-            _weights.remember(batch, after, memory)
+            weights.remember(batch, after, memory)
 
     def _judge(self, batch: Batch, before: Bools, column: int, memory: Memory) -> Iterator[Finding]:
-        known, equal = _weights.compare(batch, before, memory, batch.step - 1, tolerance=_ROUNDING)
-        rows = _weights.rows_of(batch, before)
+        known, equal = weights.compare(batch, before, memory, batch.step - 1, tolerance=_ROUNDING)
+        rows = weights.rows_of(batch, before)
         habit = memory.array("habit", np.uint8)
         changed = known & ~equal
         fired = np.zeros(len(batch.values), dtype=np.bool_)

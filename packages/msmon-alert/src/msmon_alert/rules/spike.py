@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from msmon_alert._arguments import number, require
+from msmon_alert.arguments import number, require
 from msmon_alert.batch import Batch, Bools, Floats
 from msmon_alert.memory import Array
 from msmon_alert.rule import ColumnRule

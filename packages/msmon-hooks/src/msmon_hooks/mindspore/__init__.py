@@ -1,4 +1,4 @@
-"""The MindSpore half: :func:`attach` puts every hook that a monitor needs onto a network and its optimizer."""
+"""The MindSpore half: `attach` puts every hook that a monitor needs onto a network and its optimizer."""
 
 try:
     import mindspore as _mindspore  # noqa: F401

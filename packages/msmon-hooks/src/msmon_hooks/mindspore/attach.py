@@ -35,10 +35,10 @@ _NOT_CALLED = (
 
 
 class Attachment(attachment.Attachment):
-    """See :class:`msmon_hooks.attachment.Attachment`.
+    """See `msmon_hooks.attachment.Attachment`.
 
     The models are Cells, or modules of a torch-like adapter; the optimizer is one that is called with gradients, or one
-    with a ``step`` method.
+    with a `step` method.
 
     Example:
         >>> from msmon_hooks import Clock, Coverage, Request

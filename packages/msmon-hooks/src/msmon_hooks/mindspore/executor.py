@@ -18,7 +18,7 @@ def _find_executor() -> Any:
 executor = _find_executor()
 """The one executor of the process."""
 
-# Private, as is the executor. The first is also False under ``_no_grad``; where it does not exist the second serves.
+# Private, as is the executor. The first is also False under `_no_grad`; where it does not exist the second serves.
 is_recording = getattr(executor, "requires_grad", None) or executor.grad_flag
 """Whether operators that run now are recorded for a gradient."""
 

@@ -23,7 +23,7 @@ _CONTAINERS = tuple(getattr(nn, name) for name in ("CellList", "CellDict") if ha
 
 
 class MindSporeFramework:
-    """See :class:`msmon_hooks.framework.Framework`.
+    """See `msmon_hooks.framework.Framework`.
 
     Example:
         >>> framework = MindSporeFramework()

@@ -16,8 +16,8 @@ from msmon_hooks.registrations import Registrations
 class LossScale:
     """What the losses of the step in flight were multiplied by.
 
-    Known are the scale that an optimizer was made with (``loss_scale=``, for a loss that is scaled by as much) and
-    that of ``nn.TrainOneStepWithLossScaleCell``, which also skips updates.
+    Known are the scale that an optimizer was made with (`loss_scale=`, for a loss that is scaled by as much) and
+    that of `nn.TrainOneStepWithLossScaleCell`, which also skips updates.
 
     Args:
         optimizer: the monitored one.
@@ -35,7 +35,7 @@ class LossScale:
         self._steps_before: int | None = None
 
     def attach(self, registrations: Registrations) -> None:
-        """Watch the Cells that scale losses; ``registrations`` end it."""
+        """Watch the Cells that scale losses; `registrations` end it."""
         calls = ModuleCalls()
         registrations.callback(calls.close)
         registrations.callback(self._close)

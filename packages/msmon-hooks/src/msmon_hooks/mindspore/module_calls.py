@@ -1,8 +1,8 @@
 """Hooks around calls of Cells, which compiled graphs never see.
 
 A hook that is registered with a Cell becomes part of every graph in which the Cell is compiled, and MindSpore refuses
-to compile what it is made of: training under ``jit`` would stop. So no hook is registered. ``Cell.__call__`` is
-wrapped, which only calls from Python go through, and the hooks of a Cell are kept in its ``__dict__``.
+to compile what it is made of: training under `jit` would stop. So no hook is registered. `Cell.__call__` is
+wrapped, which only calls from Python go through, and the hooks of a Cell are kept in its `__dict__`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ModuleCalls:
         self._attached = False
 
     def add(self, module: Any, hook: BeforeCall | AfterCall) -> None:
-        """Run ``hook`` at each call of ``module``, behind the hooks that are there."""
+        """Run `hook` at each call of `module`, behind the hooks that are there."""
         if not isinstance(module, nn.Cell):
             self._handles[hook] = _register(module, hook)
             return
@@ -54,7 +54,7 @@ class ModuleCalls:
         self._cells.append((module, hook))
 
     def add_class(self, cls: type, hook: BeforeCall | AfterCall) -> None:
-        """Run ``hook`` at each call of any Cell of this class. The hook must not lead to a network, which it
+        """Run `hook` at each call of any Cell of this class. The hook must not lead to a network, which it
         would keep alive."""
         self._watch()
         _of_classes[cls] = (*_of_classes.get(cls, ()), hook)

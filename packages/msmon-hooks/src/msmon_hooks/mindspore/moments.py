@@ -31,7 +31,7 @@ class Moments:
         """Whether an update was seen."""
 
     def of(self, parameter: Any) -> dict[str, Any]:
-        """The moments that the optimizer keeps of ``parameter`` now; empty before its first update.
+        """The moments that the optimizer keeps of `parameter` now; empty before its first update.
 
         MindSpore makes them, as zeros, with the optimizer; they are no moments of anything before an update.
         """

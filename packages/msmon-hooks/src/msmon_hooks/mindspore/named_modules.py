@@ -35,7 +35,7 @@ def named_modules(models: Sequence[Any]) -> dict[tuple[int, str], Any]:
 
 
 def wrapper_prefix(model: Any) -> str:
-    """The path from ``model`` to the user's own network, with a dot behind it; empty where there is no wrapper.
+    """The path from `model` to the user's own network, with a dot behind it; empty where there is no wrapper.
 
     Example:
         >>> wrapper_prefix(nn.WithLossCell(nn.Dense(2, 2), nn.MSELoss()))

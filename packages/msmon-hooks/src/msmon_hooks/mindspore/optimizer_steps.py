@@ -1,4 +1,4 @@
-"""Notices the step of MindSpore's optimizers, which is a call with gradients, and the ``step()`` of an adapter's."""
+"""Notices the step of MindSpore's optimizers, which is a call with gradients, and the `step()` of an adapter's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from msmon_hooks.registrations import Registrations
 
 
 class OptimizerSteps(optimizer_steps.OptimizerSteps):
-    """See :class:`msmon_hooks.optimizer_steps.OptimizerSteps`."""
+    """See `msmon_hooks.optimizer_steps.OptimizerSteps`."""
 
     def hook(self, optimizer: Any, registrations: Registrations) -> None:
-        """By watching calls of the optimizer; else by wrapping the instance's ``step``, which is given back."""
+        """By watching calls of the optimizer; else by wrapping the instance's `step`, which is given back."""
         if is_called_with_gradients(optimizer):
             calls = ModuleCalls()
             registrations.callback(calls.close)

@@ -13,9 +13,9 @@ from msmon_hooks.parameters import Weight, make_weights
 
 
 def named_weights(models: Sequence[Any]) -> list[Weight]:
-    """Every parameter of the model chunks, in the order of ``parameters_and_names()`` (``named_parameters()``).
+    """Every parameter of the model chunks, in the order of `parameters_and_names()` (`named_parameters()`).
 
-    The name is the path of attributes that leads to the parameter, as PyTorch has it, not ``Parameter.name``, which a
+    The name is the path of attributes that leads to the parameter, as PyTorch has it, not `Parameter.name`, which a
     network may set at will.
 
     Example:

@@ -22,7 +22,7 @@ def in_backward() -> bool:
 
 
 def watch(registrations: Registrations) -> None:
-    """Have :func:`in_backward` know, until ``registrations`` are closed.
+    """Have `in_backward` know, until `registrations` are closed.
 
     Both ways of recomputing are private to MindSpore. One that a version does not have is not used by it either.
     """

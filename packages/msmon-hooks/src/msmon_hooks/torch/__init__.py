@@ -1,4 +1,4 @@
-"""The PyTorch half: :func:`attach` puts every hook that a monitor needs onto a model and its optimizer."""
+"""The PyTorch half: `attach` puts every hook that a monitor needs onto a model and its optimizer."""
 
 try:
     import torch as _torch  # noqa: F401

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from msmon_hooks import attachment
-from msmon_hooks.guard import Part
+from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.torch.adam import AdamGroups
 from msmon_hooks.torch.collectives import CollectiveHooks
@@ -27,7 +27,7 @@ from msmon_hooks.torch.wrappers import unwrapped_optimizer
 
 
 class Attachment(attachment.Attachment):
-    """See :class:`msmon_hooks.attachment.Attachment`.
+    """See `msmon_hooks.attachment.Attachment`.
 
     Example:
         >>> from msmon_hooks import Clock, Coverage, Request
@@ -113,7 +113,7 @@ class _CloseOnForward(Hook):
         self.owner = owner
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        Part("the end of collection").run(self.owner.close)
+        Guarded("the end of collection").run(self.owner.close)
 
 
 attach = Attachment.attach

@@ -12,10 +12,10 @@ from msmon_hooks.torch.mesh_shards import local_part
 
 
 def agreement(sign_agreement: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``f(gradient, momentum)`` that takes sharded and sparse gradients too, and no momentum before the first update.
+    """`f(gradient, momentum)` that takes sharded and sparse gradients too, and no momentum before the first update.
 
     Args:
-        sign_agreement: see :class:`msmon_hooks.Request`; of dense tensors.
+        sign_agreement: see `msmon_hooks.Request`; of dense tensors.
     """
     return partial(_agreement, sign_agreement)
 

@@ -15,7 +15,7 @@ from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
 
 
 class TorchFramework:
-    """See :class:`msmon_hooks.framework.Framework`.
+    """See `msmon_hooks.framework.Framework`.
 
     Example:
         >>> framework = TorchFramework()

@@ -13,7 +13,7 @@ from msmon_hooks import groups
 
 @frozen(kw_only=True)
 class Groups(groups.Groups):
-    """See :class:`msmon_hooks.groups.Groups`; a group is a process group or a one-dimensional device mesh."""
+    """See `msmon_hooks.groups.Groups`; a group is a process group or a one-dimensional device mesh."""
 
     def ranks(self, group: Any) -> Sequence[int]:
         """Global ranks of a group, in its order."""

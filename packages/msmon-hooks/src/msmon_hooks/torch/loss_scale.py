@@ -16,14 +16,14 @@ from msmon_hooks.torch.wrappers import unwrapped_optimizer
 class LossScale:
     """What the losses of the step in flight were multiplied by.
 
-    A training script never shows its scaler to a monitor, so the methods ``scale`` and ``step`` of the class (and of
+    A training script never shows its scaler to a monitor, so the methods `scale` and `step` of the class (and of
     subclasses that have their own) are wrapped while the hooks are in place. Nothing here waits for the device: the
     scale stays a tensor.
 
     Args:
         optimizer: the monitored one.
         stepped: how many steps of it were seen so far.
-        skipped: called when a scaler's ``step`` has not called the monitored optimizer's.
+        skipped: called when a scaler's `step` has not called the monitored optimizer's.
     """
 
     def __init__(self, optimizer: Any, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
@@ -33,7 +33,7 @@ class LossScale:
         self._scaler: Any = None
 
     def attach(self, registrations: Registrations) -> None:
-        """Wrap the scalers' methods; ``registrations`` takes the wrappers off again."""
+        """Wrap the scalers' methods; `registrations` takes the wrappers off again."""
         patches = Registrations()
         for scaler in _scaler_classes():
             if "scale" in vars(scaler):
@@ -59,7 +59,7 @@ class LossScale:
         return scale if isinstance(scale, torch.Tensor) else None
 
     def between(self) -> torch.Tensor | None:
-        """By what ``param.grad`` is multiplied outside of a step: the scale, unless ``unscale_`` was called."""
+        """By what `param.grad` is multiplied outside of a step: the scale, unless `unscale_` was called."""
         states = getattr(self._scaler, "_per_optimizer_states", {})
         state = states.get(id(self._optimizer), {})
         unscaled = getattr(state.get("stage"), "name", "READY") == "UNSCALED"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from msmon_hooks._events import Shard
+from msmon_hooks.events import Shard
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,7 @@ class _Watched:
 class ModuleCalls:
     """Registers hooks on modules' forwards and takes them off.
 
-    Inside a compiled region hooks are silent. A module that is the entry of one (``module.compile()``) is watched
+    Inside a compiled region hooks are silent. A module that is the entry of one (`module.compile()`) is watched
     from outside: its compiled call is wrapped.
     """
 
@@ -76,7 +76,7 @@ class ModuleCalls:
         self._watched: dict[int, _Watched] = {}
 
     def add(self, module: nn.Module, hook: BeforeCall | AfterCall) -> None:
-        """Run ``hook`` at each call of ``module``, behind the hooks that are there."""
+        """Run `hook` at each call of `module`, behind the hooks that are there."""
         watched = self._watched.setdefault(id(module), _Watched(module))
         if isinstance(hook, BeforeCall):
             before = _Before(hook)

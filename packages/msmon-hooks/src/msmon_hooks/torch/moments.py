@@ -13,7 +13,7 @@ SECOND = ("exp_avg_sq",)
 
 
 def moments(optimizer: Any, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The moments that the optimizer keeps of ``parameter`` now; empty before its first update.
+    """The moments that the optimizer keeps of `parameter` now; empty before its first update.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2)); adam = torch.optim.Adam([weight])

@@ -13,7 +13,7 @@ from msmon_hooks.torch.wrappers import is_a, wrapper_prefix
 def named_modules(models: Sequence[nn.Module]) -> dict[tuple[int, str], nn.Module]:
     """Stage and plain name to module.
 
-    A wrapper and what it wraps share a name: the inner one is taken, but the outer one of what ``torch.compile``
+    A wrapper and what it wraps share a name: the inner one is taken, but the outer one of what `torch.compile`
     wraps, since the inner one runs where no hook sees it.
 
     Example:

@@ -13,11 +13,11 @@ from msmon_hooks.registrations import Registrations
 
 
 class OptimizerSteps(optimizer_steps.OptimizerSteps):
-    """See :class:`msmon_hooks.optimizer_steps.OptimizerSteps`."""
+    """See `msmon_hooks.optimizer_steps.OptimizerSteps`."""
 
     def hook(self, optimizer: Any, registrations: Registrations) -> None:
         """By the optimizer's own hooks, which draw no warning from schedulers; else by wrapping the instance's
-        ``step``, which is given back at the end."""
+        `step`, which is given back at the end."""
         if _runs_hooks(optimizer):
             registrations.add(optimizer.register_step_pre_hook(_Before(self)))
             registrations.add(optimizer.register_step_post_hook(_After(self)))
@@ -43,10 +43,10 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
 
 def _runs_hooks(optimizer: Any) -> bool:
-    """Whether calling ``step`` runs the hooks that ``register_step_pre_hook`` takes.
+    """Whether calling `step` runs the hooks that `register_step_pre_hook` takes.
 
-    ``Optimizer.__init__`` wraps the class's ``step`` for that and marks it; wrappers that only inherit from
-    ``Optimizer`` do not call it. ``torch.compile`` of torch 2.1 takes torch's wrapper off and leaves the mark.
+    `Optimizer.__init__` wraps the class's `step` for that and marks it; wrappers that only inherit from
+    `Optimizer` do not call it. `torch.compile` of torch 2.1 takes torch's wrapper off and leaves the mark.
     """
     step = getattr(type(optimizer), "step", None)
     if not hasattr(optimizer, "register_step_pre_hook") or not getattr(step, "hooked", False):

@@ -14,7 +14,7 @@ __all__ = ["Weight", "named_weights"]
 
 
 def named_weights(models: Sequence[nn.Module]) -> list[Weight]:
-    """Every parameter of the model chunks, in the order of ``named_parameters()``.
+    """Every parameter of the model chunks, in the order of `named_parameters()`.
 
     Example:
         >>> [weight.name for weight in named_weights([nn.Linear(2, 3)])]

@@ -14,7 +14,7 @@ _INNER = ("_orig_mod", "module")
 
 
 def is_a(value: object, *names: str) -> bool:
-    """Whether a class of one of these names is among the classes of ``value``; imports nothing to find out.
+    """Whether a class of one of these names is among the classes of `value`; imports nothing to find out.
 
     Example:
         >>> is_a(nn.Linear(2, 2), "Module")
@@ -28,7 +28,7 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 
 def wrapper_prefix(model: nn.Module) -> str:
-    """The path from ``model`` to the user's own model, with a dot behind it; empty where there is no wrapper.
+    """The path from `model` to the user's own model, with a dot behind it; empty where there is no wrapper.
 
     Example:
         >>> wrapper_prefix(nn.DataParallel(nn.Linear(2, 2)))
@@ -44,9 +44,9 @@ def wrapper_prefix(model: nn.Module) -> str:
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:
-    """The object whose ``step`` is a step of the training: what accelerate and similar wrappers hold in ``optimizer``.
+    """The object whose `step` is a step of the training: what accelerate and similar wrappers hold in `optimizer`.
 
-    The optimizers of DeepSpeed and Megatron hold one too, but call its ``step`` several times a step, or not at all
+    The optimizers of DeepSpeed and Megatron hold one too, but call its `step` several times a step, or not at all
     when they skip one.
     """
     # Chained optimizers of Megatron refuse to be asked for theirs.

@@ -1,11 +1,11 @@
 """Further statistics of tensors that training is made of: attention, linear layers, routers, Adam."""
 
-from msmon_stats.features._adam import adam_histograms, adam_update
-from msmon_stats.features._attention import attention_features
-from msmon_stats.features._direction import sign_agreement
-from msmon_stats.features._histogram import histogram
-from msmon_stats.features._router import router_entropy, router_similarity
-from msmon_stats.features._spectral import linear_features
+from msmon_stats.features.adam import adam_histograms, adam_update
+from msmon_stats.features.attention import attention_features
+from msmon_stats.features.direction import sign_agreement
+from msmon_stats.features.histograms import histogram
+from msmon_stats.features.router import router_entropy, router_similarity
+from msmon_stats.features.spectral import linear_features
 
 __all__ = [
     "adam_histograms",

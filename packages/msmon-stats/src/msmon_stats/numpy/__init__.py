@@ -1,9 +1,9 @@
-"""Statistics of numpy arrays. The functions are those of :mod:`msmon_stats`, for arrays only."""
+"""Statistics of numpy arrays. The functions are those of `msmon_stats`, for arrays only."""
 
-from msmon_stats.numpy._buffer import PartialBuffer, Transfer
-from msmon_stats.numpy._math import MATH
-from msmon_stats.numpy._partial import merge, partial, partial_many, to_host, usable_kernels
-from msmon_stats.numpy._values import unsupported_reason
+from msmon_stats.numpy.buffer import PartialBuffer, Transfer
+from msmon_stats.numpy.math import MATH
+from msmon_stats.numpy.partials import merge, partial, partial_many, to_host, usable_kernels
+from msmon_stats.numpy.values import unsupported_reason
 
 __all__ = [
     "MATH",

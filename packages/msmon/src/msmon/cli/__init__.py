@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from msmon.cli._commands import COMMANDS
-from msmon.cli._parser import Parser, parse_without_command
+from msmon.cli.commands import COMMANDS
+from msmon.cli.parser import Parser, parse_without_command
 from msmon.config import ConfigError
 
 __all__ = ["main"]

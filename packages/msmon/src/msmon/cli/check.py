@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from msmon.cli._plan import print_plan
+    from msmon.cli.plan import print_plan
     from msmon_alert import rules_from_config
 
     try:

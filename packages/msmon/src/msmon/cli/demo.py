@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import msmon_alert.cli
-from msmon.cli._loss_curve import loss_curve
+from msmon.cli.loss_curve import loss_curve
 
 EPILOG = """\
 examples:
@@ -28,7 +28,7 @@ exit status:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``msmon demo``."""
+    """Options of `msmon demo`."""
     parser.add_argument("--no-fault", action="store_true", help="a healthy run")
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="steps to train (default: 60)")
     parser.add_argument(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from msmon.cli._reading import console, fail, number, progress, table, text
+from msmon.cli.reading import console, fail, number, progress, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ import re
 import webbrowser
 from pathlib import Path
 
-from msmon.cli._reading import console, fail, progress, text
+from msmon.cli.reading import console, fail, progress, text
 
 EPILOG = """\
 examples:

@@ -1,11 +1,11 @@
 """The configuration: read from a file, checked once, and then frozen. Imports no framework."""
 
-from ._problems import ConfigError
-from .dynamic_switch import DynamicSwitch, Period
-from .environment import dynamic_mode, output_dir
-from .load import load_config, parse_config
-from .model import AlertConfig, CcConfig, Config, L2Config, RuleConfig
-from .selector import Selector, Target
+from msmon.config.dynamic_switch import DynamicSwitch, Period
+from msmon.config.environment import dynamic_mode, output_dir
+from msmon.config.load import load_config, parse_config
+from msmon.config.model import AlertConfig, CcConfig, Config, L2Config, RuleConfig
+from msmon.config.problems import ConfigError
+from msmon.config.selector import Selector, Target
 
 __all__ = [
     "AlertConfig",

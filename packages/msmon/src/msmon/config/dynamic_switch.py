@@ -6,14 +6,14 @@ import time
 
 from attrs import frozen
 
-from ._json_text import parse_object
-from ._problems import ConfigError
-from ._reading import path_name
-from .dynamic_file import ConfigWatch, Content, switch_off
-from .environment import launch_id
-from .load import RuleCheck, parse_config
-from .model import Config
-from .start_file import Announcement, StartFile
+from msmon.config.dynamic_file import ConfigWatch, Content, switch_off
+from msmon.config.environment import launch_id
+from msmon.config.json_text import parse_object
+from msmon.config.load import RuleCheck, parse_config
+from msmon.config.model import Config
+from msmon.config.problems import ConfigError
+from msmon.config.reading import path_name
+from msmon.config.start_file import Announcement, StartFile
 
 logger = logging.getLogger("msmon")
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import attrs
 
-from ._checks import checked_fields, parse_fields
-from ._consistency import made_consistent
-from ._json_text import parse_object
-from ._problems import Problems, join
-from ._reading import path_name, read_file
-from .model import AlertConfig, CcConfig, Config, L2Config
+from msmon.config.checks import checked_fields, parse_fields
+from msmon.config.consistency import made_consistent
+from msmon.config.json_text import parse_object
+from msmon.config.model import AlertConfig, CcConfig, Config, L2Config
+from msmon.config.problems import Problems, join
+from msmon.config.reading import path_name, read_file
 
 RuleCheck = Callable[[list[dict[str, Any]]], object]
 """Such as `msmon_alert.rules_from_config`: raises ValueError for rules that do not exist or wrong arguments."""

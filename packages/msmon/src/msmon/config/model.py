@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from ._checks import (
+from msmon.config.checks import (
     boolean,
     choice,
     distinct,
@@ -21,11 +21,11 @@ from ._checks import (
     setting,
     string,
 )
-from ._patterns import any_matches, check_patterns
-from ._problems import Problems
-from ._values import DEFAULT_OPS, parse_formats, parse_ndigits, parse_ops, parse_rule_name, require
-from .selector import Target, parse_targets
-from .timestamps import parse_range
+from msmon.config.patterns import any_matches, check_patterns
+from msmon.config.problems import Problems
+from msmon.config.selector import Target, parse_targets
+from msmon.config.timestamps import parse_range
+from msmon.config.values import DEFAULT_OPS, parse_formats, parse_ndigits, parse_ops, parse_rule_name, require
 
 _module_names = distinct(list_of(string, "module names"))
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from ._problems import Problems, join, kind, nearest
+from msmon.config.problems import Problems, join, kind, nearest
 
 _SPEC = re.compile(r"(tuple|list)\[(\d{1,6})\](?::(\d{1,6}))?\Z", re.ASCII)
 _STAGE = re.compile(r"(\d{1,6}):(.*)\Z", re.ASCII | re.DOTALL)

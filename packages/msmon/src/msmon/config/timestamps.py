@@ -2,7 +2,7 @@
 
 import re
 
-from ._problems import Problems, kind
+from msmon.config.problems import Problems, kind
 
 _STAMP = re.compile(r"([A-Z][a-z]{2})(\d\d)_(\d\d)-(\d\d)-(\d\d)\Z", re.ASCII)
 # English whatever the locale, and a leap day is possible since the year is not known: so not strptime.

@@ -14,7 +14,7 @@ def tokens() -> torch.Tensor:
 
 
 def batches(data: torch.Tensor, *, steps: int, size: int, length: int, seed: int) -> list[torch.Tensor]:
-    """``steps`` random batches, each int64 ``[size, length + 1]``: inputs and, shifted by one, targets."""
+    """`steps` random batches, each int64 `[size, length + 1]`: inputs and, shifted by one, targets."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(data) - length - 1, (steps, size), generator=generator)
     return [torch.stack([data[start : start + length + 1] for start in row]) for row in starts]

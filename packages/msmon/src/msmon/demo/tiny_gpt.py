@@ -2,7 +2,7 @@
 
     python examples/tiny_gpt.py [--no-fault] [--steps 60] [--output DIR]
 
-The monitor is attached by two lines in :func:`train`; the rest is an ordinary training loop. At a known step the
+The monitor is attached by two lines in `train`; the rest is an ordinary training loop. At a known step the
 weight of one attention projection is multiplied by 10,000, as a flipped bit or a bad checkpoint would do.
 """
 
@@ -108,7 +108,7 @@ class TinyGPT(nn.Module):
 def train(
     config_path: Path, *, steps: int = 60, fault: Fault | None = None, on_step: Callable[[int, float], None] = print
 ) -> list[float]:
-    """Train and return the losses; ``on_step(step, loss)`` is called after each step."""
+    """Train and return the losses; `on_step(step, loss)` is called after each step."""
     torch.manual_seed(0)
     model = TinyGPT()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -128,7 +128,7 @@ def train(
 
 
 def write_config(directory: Path) -> Path:
-    """Write the demo's configuration into ``directory`` and have the monitor write there too."""
+    """Write the demo's configuration into `directory` and have the monitor write there too."""
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
     path = directory / "monitor_config.json"

@@ -1,4 +1,4 @@
-"""A callback for Lightning's ``Trainer``: ``Trainer(..., callbacks=[MsmonCallback("monitor_config.json")])``."""
+"""A callback for Lightning's `Trainer`: `Trainer(..., callbacks=[MsmonCallback("monitor_config.json")])`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_class() -> Any:
-    """``Callback`` of the package that the program uses: both may be installed, and each has its own."""
+    """`Callback` of the package that the program uses: both may be installed, and each has its own."""
     for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
         try:
             return import_module(name).Callback
@@ -28,16 +28,16 @@ _Callback: Any = _callback_class()
 
 
 class MsmonCallback(_Callback):  # type: ignore[misc]
-    """Watches a training of Lightning's ``Trainer``, from ``on_train_start`` to its end, also where that is an error.
+    """Watches a training of Lightning's `Trainer`, from `on_train_start` to its end, also where that is an error.
 
     Accumulation, resumed training and the strategies DDP and FSDP are found by themselves. A batch is a micro-step,
     whether the training step calls the module as a whole or only its layers.
 
     Args:
         config_file_path: the configuration file.
-        optimizer: position of the optimizer whose steps are followed, where ``configure_optimizers`` returns several.
-        groups: ``process_group`` (the pipeline-parallel group), ``dp_group`` and ``tp_group``, as in
-            :meth:`msmon.pytorch.TrainerMon.set_monitor`.
+        optimizer: position of the optimizer whose steps are followed, where `configure_optimizers` returns several.
+        groups: `process_group` (the pipeline-parallel group), `dp_group` and `tp_group`, as in
+            `msmon.pytorch.TrainerMon.set_monitor`.
 
     Raises:
         msmon.config.ConfigError: the file is missing or wrong.

@@ -1,4 +1,4 @@
-"""A callback for Hugging Face's ``Trainer``: ``Trainer(..., callbacks=[MsmonCallback("monitor_config.json")])``."""
+"""A callback for Hugging Face's `Trainer`: `Trainer(..., callbacks=[MsmonCallback("monitor_config.json")])`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _CALLERS = 6
 
 
 class MsmonCallback(TrainerCallback):  # type: ignore[misc]
-    """Watches a training of Hugging Face's ``Trainer``, from ``on_train_begin`` to ``on_train_end``.
+    """Watches a training of Hugging Face's `Trainer`, from `on_train_begin` to `on_train_end`.
 
     Accumulation, resumed training (the first step has the trainer's number), DDP, FSDP and DeepSpeed are found by
     themselves.
 
     Args:
         config_file_path: the configuration file.
-        groups: ``process_group`` (the pipeline-parallel group), ``dp_group`` and ``tp_group``, as in
-            :meth:`msmon.pytorch.TrainerMon.set_monitor`.
+        groups: `process_group` (the pipeline-parallel group), `dp_group` and `tp_group`, as in
+            `msmon.pytorch.TrainerMon.set_monitor`.
 
     Raises:
         msmon.config.ConfigError: the file is missing or wrong.

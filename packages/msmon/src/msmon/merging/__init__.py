@@ -4,7 +4,7 @@ A rank whose engine shards its tensors (FSDP, ZeRO, tensor parallelism, distribu
 parts that it holds. Parts merge exactly: minimum, maximum and sums of all parts are those of the whole.
 """
 
-from msmon.merging._errors import MergeError
-from msmon.merging._merge import MergeReport, merge_ranks
+from msmon.merging.errors import MergeError
+from msmon.merging.runs import MergeReport, merge_ranks
 
 __all__ = ["MergeError", "MergeReport", "merge_ranks"]

@@ -24,7 +24,7 @@ def to_partials(values: Mapping[str, NDArray[np.float64]], numel: ArrayLike) -> 
         numel: elements of each part, of that shape or one that fits to it.
 
     Returns:
-        float64 ``[..., 8]``, columns :data:`msmon_stats.FIELDS`.
+        float64 `[..., 8]`, columns `msmon_stats.FIELDS`.
 
     Example:
         >>> from msmon_stats import finalize

@@ -1,4 +1,4 @@
-"""The monitor for MindSpore: ``from msmon.mindspore import TrainerMon``."""
+"""The monitor for MindSpore: `from msmon.mindspore import TrainerMon`."""
 
 try:
     import mindspore as _mindspore  # noqa: F401

@@ -1,4 +1,4 @@
-"""``TrainerMon`` for MindSpore."""
+"""`TrainerMon` for MindSpore."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from msmon_stats.mindspore import PartialBuffer
 class TrainerMon(BaseTrainerMon):
     """Watches a MindSpore training in dynamic mode (PyNative).
 
-    The model is a Cell (also one in ``nn.WithLossCell``), the optimizer one that is called with gradients. Those of
-    an adapter will do too, whose models have ``named_modules()`` and whose optimizers have ``step()``. A group
-    (``dp_group``, ``tp_group``, ``process_group``) is the name under which it was made.
+    The model is a Cell (also one in `nn.WithLossCell`), the optimizer one that is called with gradients. Those of
+    an adapter will do too, whose models have `named_modules()` and whose optimizers have `step()`. A group
+    (`dp_group`, `tp_group`, `process_group`) is the name under which it was made.
 
     Example:
         >>> import json, tempfile, mindspore

@@ -1,4 +1,4 @@
-"""The monitor for PyTorch: ``from msmon.pytorch import TrainerMon``."""
+"""The monitor for PyTorch: `from msmon.pytorch import TrainerMon`."""
 
 try:
     import torch as _torch  # noqa: F401

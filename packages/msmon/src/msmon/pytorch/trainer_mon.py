@@ -1,4 +1,4 @@
-"""``TrainerMon`` for PyTorch."""
+"""`TrainerMon` for PyTorch."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class TrainerMon(BaseTrainerMon):
     def begin_micro_step(self) -> None:
         """A training forward begins.
 
-        Only for training loops that do not call the model that :meth:`set_monitor` was given, but parts of it. Where
+        Only for training loops that do not call the model that `set_monitor` was given, but parts of it. Where
         the model is called inside, that call adds no micro-step.
         """
         if self._attachment is not None:
             self._attachment.begin_micro_step()
 
     def end_micro_step(self, output: Any = None) -> None:
-        """The training forward that began with :meth:`begin_micro_step` has ended; ``output`` holds its loss."""
+        """The training forward that began with `begin_micro_step` has ended; `output` holds its loss."""
         if self._attachment is not None:
             self._attachment.end_micro_step(output)
 

@@ -7,10 +7,10 @@ except ImportError as error:
         "reading a run needs pyarrow, which reads its CSV and Parquet files: pip install 'msmon[report]'"
     ) from error
 
-from .diff import diff_runs, write_diff_page
-from .errors import UnusableRun
-from .report import write_report
-from .run import Run, open_run
-from .summary import summarize
+from msmon.reading.diff import diff_runs, write_diff_page
+from msmon.reading.errors import UnusableRun
+from msmon.reading.report import write_report
+from msmon.reading.run import Run, open_run
+from msmon.reading.summary import summarize
 
 __all__ = ["Run", "UnusableRun", "diff_runs", "open_run", "summarize", "write_diff_page", "write_report"]

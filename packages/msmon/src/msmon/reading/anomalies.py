@@ -9,11 +9,10 @@ from typing import Any
 
 import attrs
 
+from msmon.reading.index import TensorKey
 from msmon_alert.ordering import FirstRecords
 from msmon_alert.reading import BrokenFileError, RecordReader
 from msmon_alert.record import PHASE_NAMES, phase
-
-from .index import TensorKey
 
 #: How many anomalies are kept one by one; the others are counted.
 KEPT = 500

@@ -8,9 +8,9 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .blocks import Block
-from .index import Ints
-from .statistics import Floats, pick_worst
+from msmon.reading.blocks import Block
+from msmon.reading.index import Ints
+from msmon.reading.statistics import Floats, pick_worst
 
 Bits = npt.NDArray[np.uint32]
 

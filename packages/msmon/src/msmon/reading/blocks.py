@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .index import Index, Ints, RowNumbers, TensorKey
-from .pieces import KEYS, Piece
-from .run import RankRun
-from .statistics import Floats
+from msmon.reading.index import Index, Ints, RowNumbers, TensorKey
+from msmon.reading.pieces import KEYS, Piece
+from msmon.reading.run import RankRun
+from msmon.reading.statistics import Floats
 
 #: 32 MiB of float64: small enough that a few temporaries of this size do no harm.
 BLOCK_CELLS = 4 << 20

@@ -13,10 +13,9 @@ import attrs
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
+from msmon.reading.errors import UnusableRun
+from msmon.reading.statistics import TEXT
 from msmon_io import BrokenLine, Table, data_type_of, decode_cell, read_csv, utf8
-
-from .errors import UnusableRun
-from .statistics import TEXT
 
 _INTEGERS = ("vpp_stage", "step", "micro_step")
 

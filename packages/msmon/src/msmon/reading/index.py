@@ -9,8 +9,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .pieces import KEYS
-from .run import RankRun, Run
+from msmon.reading.pieces import KEYS
+from msmon.reading.run import RankRun, Run
 
 Ints = npt.NDArray[np.int64]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from .index import Index, Ints, TensorKey
-from .run import Run
+from msmon.reading.index import Index, Ints, TensorKey
+from msmon.reading.run import Run
 
 #: Data types whose files go through the model backwards.
 BACKWARD = frozenset({"actv_grad", "grad_unreduced"})

@@ -12,8 +12,8 @@ import attrs
 import pyarrow as pa
 from pyarrow import parquet
 
-from .errors import UnusableRun
-from .statistics import TEXT
+from msmon.reading.errors import UnusableRun
+from msmon.reading.statistics import TEXT
 
 #: The data set lies beside the run directories.
 DATA_SET = "parquet"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from .anomalies import Anomalies, read_anomalies
-from .binning import Bits, bin_blocks, make_bins, to_float, worst_over
-from .blocks import read_blocks
-from .index import Index, Ints, TensorKey, build_index
-from .model_order import layer_sequence, layers_of, model_order
-from .page import PAGE_LIMIT, Page, TypeSeries, Written, write_page
-from .report_panels import report_panels
-from .run import Run, open_run
-from .statistics import preferred
+from msmon.reading.anomalies import Anomalies, read_anomalies
+from msmon.reading.binning import Bits, bin_blocks, make_bins, to_float, worst_over
+from msmon.reading.blocks import read_blocks
+from msmon.reading.index import Index, Ints, TensorKey, build_index
+from msmon.reading.model_order import layer_sequence, layers_of, model_order
+from msmon.reading.page import PAGE_LIMIT, Page, TypeSeries, Written, write_page
+from msmon.reading.report_panels import report_panels
+from msmon.reading.run import Run, open_run
+from msmon.reading.statistics import preferred
 
 #: More bins than this fit neither a screen nor, for a large run, the memory.
 _MOST_BINS = 1024

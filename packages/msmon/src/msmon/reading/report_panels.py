@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .anomalies import Anomalies, Anomaly
-from .index import Index
-from .model_order import layers_of
-from .page import Panel
-from .run import Run
-from .statistics import preferred
+from msmon.reading.anomalies import Anomalies, Anomaly
+from msmon.reading.index import Index
+from msmon.reading.model_order import layers_of
+from msmon.reading.page import Panel
+from msmon.reading.run import Run
+from msmon.reading.statistics import preferred
 
 #: Rows of a table; the rest is counted.
 _ROWS = 200

@@ -12,13 +12,12 @@ from typing import Any
 
 import attrs
 
+from msmon.reading.csv_pieces import csv_pieces
+from msmon.reading.errors import UnusableRun
+from msmon.reading.parquet_pieces import parquet_pieces, stored_runs
+from msmon.reading.pieces import KEYS, Piece
+from msmon.reading.statistics import TEXT
 from msmon_io import newest_run_dirs, run_dirs
-
-from .csv_pieces import csv_pieces
-from .errors import UnusableRun
-from .parquet_pieces import parquet_pieces, stored_runs
-from .pieces import KEYS, Piece
-from .statistics import TEXT
 
 #: Data types in the order of a training step: what the forward used, forward, backward, update.
 ORDER = (

@@ -8,11 +8,11 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from .anomalies import Anomalies, read_anomalies
-from .blocks import read_blocks
-from .index import Index, TensorKey, build_index
-from .run import Run, open_run
-from .statistics import preferred, worst_of
+from msmon.reading.anomalies import Anomalies, read_anomalies
+from msmon.reading.blocks import read_blocks
+from msmon.reading.index import Index, TensorKey, build_index
+from msmon.reading.run import Run, open_run
+from msmon.reading.statistics import preferred, worst_of
 
 #: How many tensors of a data type are kept for the list of the largest.
 _KEPT = 20

@@ -36,7 +36,7 @@ IN_PLACE: Mapping[str, Api] = {
     "irecv": Api(received=("tensor",)),
     "barrier": Api(),
 }
-"""Functions of ``mindspore.mint.distributed``, which write into tensors that they are given."""
+"""Functions of `mindspore.mint.distributed`, which write into tensors that they are given."""
 
 RETURNING = (
     "all_reduce",
@@ -52,7 +52,7 @@ RETURNING = (
     "irecv",
     "barrier",
 )
-"""Functions of ``mindspore.ops.communication`` (before 2.9: ``communication.comm_func``), which return the result."""
+"""Functions of `mindspore.ops.communication` (before 2.9: `communication.comm_func`), which return the result."""
 
 OPERATORS = (
     "AllReduce",
@@ -66,12 +66,12 @@ OPERATORS = (
     "Send",
     "Receive",
 )
-"""Operators of ``mindspore.ops``."""
+"""Operators of `mindspore.ops`."""
 
 
 @frozen(kw_only=True)
 class Call(collective_calls.Call):
-    """See :class:`msmon_hooks.collective_calls.Call`."""
+    """See `msmon_hooks.collective_calls.Call`."""
 
     @staticmethod
     def is_tensor(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Observes collectives: functions of ``mint.distributed`` and ``comm_func``, and operators."""
+"""Observes collectives: functions of `mint.distributed` and `comm_func`, and operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RETURNING = getattr(ops, "communication", comm_func)
 
 
 class CollectiveHooks(CollectiveRows):
-    """What a compiled graph does, also that of ``nn.DistributedGradReducer``, is not called from Python: not seen."""
+    """What a compiled graph does, also that of `nn.DistributedGradReducer`, is not called from Python: not seen."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Several processes: gradients are read before ``nn.DistributedGradReducer``, or the script itself, reduces them."""
+"""Several processes: gradients are read before `nn.DistributedGradReducer`, or the script itself, reduces them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from msmon_hooks.registrations import Registrations
 
 class DataParallelGradients(GradientSource):
     """A hook of the parameter sees the gradient of one micro-step before anything is reduced. What a script has
-    added up over several is seen where ``nn.DistributedGradReducer`` is called with it."""
+    added up over several is seen where `nn.DistributedGradReducer` is called with it."""
 
     engine = "data_parallel"
 
@@ -30,7 +30,7 @@ class DataParallelGradients(GradientSource):
         return is_distributed()
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
-        """Call ``on_ready`` when a gradient was computed, or, where a step has several micro-steps, when their sum is
+        """Call `on_ready` when a gradient was computed, or, where a step has several micro-steps, when their sum is
         about to be reduced."""
         super().attach(weights, on_ready, registrations)
         if self.hooks_parameters:

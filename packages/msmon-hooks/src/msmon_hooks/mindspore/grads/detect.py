@@ -13,7 +13,7 @@ ENGINES: tuple[type[GradientSource], ...] = (DataParallelGradients, PlainGradien
 
 
 def find_source(models: Sequence[Any], optimizer: Any, **options: Any) -> GradientSource:
-    """The engine of these objects; ``options`` are those of :class:`GradientSource`.
+    """The engine of these objects; `options` are those of `GradientSource`.
 
     Example:
         >>> from mindspore import nn

@@ -19,10 +19,10 @@ from msmon_hooks.registrations import Registrations
 
 
 class GradientSource(gradients.GradientSource):
-    """Gradients are what the optimizer is called with; an adapter's optimizer reads them from ``param.grad``.
+    """Gradients are what the optimizer is called with; an adapter's optimizer reads them from `param.grad`.
 
     MindSpore keeps no gradient between two micro-steps: the program adds them up itself. So the sum so far exists
-    nowhere that a hook can see; where ``sums`` asks for it, it is kept here, as one more copy of the gradients, from
+    nowhere that a hook can see; where `sums` asks for it, it is kept here, as one more copy of the gradients, from
     the first micro-step to the end of the step.
 
     Args:
@@ -55,7 +55,7 @@ class GradientSource(gradients.GradientSource):
         return not in_graph_mode() and (self._micro_steps == 1 or self._sums is not None)
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
-        """Call ``on_ready`` whenever a gradient of a parameter was computed."""
+        """Call `on_ready` whenever a gradient of a parameter was computed."""
         if self.hooks_parameters:
             for weight in weights:
                 if weight.parameter.requires_grad:
@@ -81,7 +81,7 @@ class GradientSource(gradients.GradientSource):
         return main_grad if main_grad is not None else getattr(weight.parameter, "grad", None)
 
     def moments(self, weight: Weight) -> dict[str, Any]:
-        """``exp_avg`` and ``exp_avg_sq`` as they stand now, as far as they exist."""
+        """`exp_avg` and `exp_avg_sq` as they stand now, as far as they exist."""
         return self._moments.of(weight.parameter)
 
     def updated(self) -> None:

@@ -48,7 +48,7 @@ COLLECTIVES: Mapping[str, Api] = {
     "send_object_list": Api(),
     "recv_object_list": Api(),
 }
-"""Functions of ``torch.distributed``."""
+"""Functions of `torch.distributed`."""
 
 _SELF = Api(sent=("self",), returns=True)
 
@@ -72,12 +72,12 @@ FUNCTIONAL: Mapping[str, Api] = {
     "all_to_all_single_autograd": _SELF,
     "permute_tensor": _SELF,
 }
-"""Functions of ``torch.distributed._functional_collectives``; DTensor calls them."""
+"""Functions of `torch.distributed._functional_collectives`; DTensor calls them."""
 
 
 @frozen(kw_only=True)
 class Call(collective_calls.Call):
-    """See :class:`msmon_hooks.collective_calls.Call`. ``group_src`` and ``group_dst`` name ranks within the group."""
+    """See `msmon_hooks.collective_calls.Call`. `group_src` and `group_dst` name ranks within the group."""
 
     @staticmethod
     def is_tensor(value: object) -> bool:

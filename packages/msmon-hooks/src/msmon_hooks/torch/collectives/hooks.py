@@ -23,7 +23,7 @@ from msmon_hooks.torch.collectives.waiting import Coalescing, after, waits
 
 
 class CollectiveHooks(CollectiveRows):
-    """Observes the collectives of ``torch.distributed``."""
+    """Observes the collectives of `torch.distributed`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

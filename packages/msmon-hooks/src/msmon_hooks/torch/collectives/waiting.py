@@ -1,4 +1,4 @@
-"""When an asynchronous collective has arrived: after ``wait``, and not before."""
+"""When an asynchronous collective has arrived: after `wait`, and not before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Waits:
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        """Patch ``Work`` and ``wait_tensor``, unless they are."""
+        """Patch `Work` and `wait_tensor`, unless they are."""
         with self._lock:
             self._users += 1
             if self._users > 1:
@@ -54,11 +54,11 @@ class _Waits:
                 self._results.clear()
 
     def after_work(self, work: Any, arrived: Arrived) -> None:
-        """Call ``arrived`` when ``work`` has been waited for."""
+        """Call `arrived` when `work` has been waited for."""
         self._works.setdefault(work, []).append(arrived)
 
     def after_result(self, result: torch.Tensor, arrived: Arrived) -> None:
-        """Call ``arrived`` when a functional collective's result is used."""
+        """Call `arrived` when a functional collective's result is used."""
         inner = getattr(result, "elem", result)
         self._results[_storage(inner)] = (weakref.ref(inner), arrived)
 
@@ -97,7 +97,7 @@ class Coalescing(threading.local):
 
     @contextlib.contextmanager
     def around(self, block: Any) -> Iterator[Any]:
-        """Stands for torch's ``_coalescing_manager``."""
+        """Stands for torch's `_coalescing_manager`."""
         outer, self.pending = self.pending, []
         try:
             with block as manager:
@@ -109,7 +109,7 @@ class Coalescing(threading.local):
 
 
 def after(waitable: Any, arrived: Arrived) -> None:
-    """Call ``arrived`` when ``waitable`` has been waited for: at once, if there is nothing to wait for.
+    """Call `arrived` when `waitable` has been waited for: at once, if there is nothing to wait for.
 
     Args:
         waitable: what a collective returned: a piece of work or a list of them, the result of a functional

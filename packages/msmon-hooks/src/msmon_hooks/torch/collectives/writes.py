@@ -21,8 +21,8 @@ _MOST = 4096
 class CollectiveWrites:
     """How often a collective of this process has written into the memory of a tensor, since something listens.
 
-    An ``all_reduce`` between two modules changes the output of the first before it is the input of the second, the
-    same object with the same version. Whoever remembers tensors by their version adds :meth:`of`.
+    An `all_reduce` between two modules changes the output of the first before it is the input of the second, the
+    same object with the same version. Whoever remembers tensors by their version adds `of`.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class CollectiveWrites:
         self._owned = Registrations()
 
     def watch(self, registrations: Registrations) -> None:
-        """Count until ``registrations`` close."""
+        """Count until `registrations` close."""
         if not (distributed.is_available() and distributed.is_initialized()):
             return
         self._users += 1

@@ -1,4 +1,4 @@
-"""The moment at which autograd has added to ``param.grad``: before any engine reduces it."""
+"""The moment at which autograd has added to `param.grad`: before any engine reduces it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Accumulated(Hook):
     behind it.
 
     Autograd holds the hooks of a parameter where Python's garbage collector cannot look. A hook that led back to the
-    parameter would keep the model alive for ever, so the weight is held weakly, and so must be what ``on_ready`` and
-    ``complete`` lead to: whoever asked for the hook lives as long as the optimizer's hooks do.
+    parameter would keep the model alive for ever, so the weight is held weakly, and so must be what `on_ready` and
+    `complete` lead to: whoever asked for the hook lives as long as the optimizer's hooks do.
     """
 
     def __init__(self, weight: Weight, on_ready: OnReady, complete: Callable[[], bool]) -> None:
@@ -41,7 +41,7 @@ def hook_accumulation(
     *,
     complete: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Call ``on_ready`` after each accumulation. ``complete``: see :class:`OnReady`."""
+    """Call `on_ready` after each accumulation. `complete`: see `OnReady`."""
     for weight in weights:
         if weight.parameter.requires_grad:
             hook = Accumulated(weight, on_ready, complete)

@@ -17,9 +17,9 @@ from msmon_hooks.torch.wrappers import is_a
 
 
 class DDPGradients(GradientSource):
-    """``param.grad`` is the rank's own when autograd has accumulated it; the reducer's hooks run after that.
+    """`param.grad` is the rank's own when autograd has accumulated it; the reducer's hooks run after that.
 
-    Buckets, ``static_graph``, ``gradient_as_bucket_view``, communication hooks and ``no_sync`` change nothing of it.
+    Buckets, `static_graph`, `gradient_as_bucket_view`, communication hooks and `no_sync` change nothing of it.
     """
 
     engine = "ddp"
@@ -30,7 +30,7 @@ class DDPGradients(GradientSource):
         return any(_is_ddp(module) for model in models for module in model.modules())
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
-        """Call ``on_ready`` after each accumulation."""
+        """Call `on_ready` after each accumulation."""
         left = {id(weight.parameter): weight for weight in weights}
         for wrapper in (module for model in self.models for module in model.modules() if _is_ddp(module)):
             inside = [left.pop(id(parameter)) for parameter in wrapper.parameters() if id(parameter) in left]
@@ -44,5 +44,5 @@ def _is_ddp(module: nn.Module) -> bool:
 
 
 def _reduces_now(ddp: weakref.ref[nn.Module]) -> bool:
-    """False under ``no_sync``: then a later micro-step is reduced."""
+    """False under `no_sync`: then a later micro-step is reduced."""
     return bool(getattr(ddp(), "require_backward_grad_sync", False))

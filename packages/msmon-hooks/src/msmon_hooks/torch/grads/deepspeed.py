@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msmon_hooks._events import Shard
+from msmon_hooks.events import Shard
 from msmon_hooks.guard import logger
 from msmon_hooks.hooks import Hook
 from msmon_hooks.parameters import Weight
@@ -179,7 +179,7 @@ class DeepSpeedGradients(GradientSource):
 
 
 class _Accumulated(Hook):
-    """Held by autograd, and so leads to no parameter; see :mod:`msmon_hooks.torch.grads.accumulated`."""
+    """Held by autograd, and so leads to no parameter; see `msmon_hooks.torch.grads.accumulated`."""
 
     def __init__(self, source: DeepSpeedGradients, weight: Weight, on_ready: OnReady) -> None:
         self.source = weakref.ref(source)

@@ -104,12 +104,12 @@ class Parts:
 
     def local_sum(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """What the optimizer has added up of this rank's own gradients before the backward in flight, where it keeps
-        that outside ``parameter.grad``."""
+        that outside `parameter.grad`."""
         return None
 
 
 class MasterCopies(Parts):
-    """``FP16_UnfusedOptimizer`` (ZeRO 0): a copy of each weight in single precision."""
+    """`FP16_UnfusedOptimizer` (ZeRO 0): a copy of each weight in single precision."""
 
     needs = ("fp16_groups", "fp32_groups", "optimizer")
 
@@ -129,7 +129,7 @@ class MasterCopies(Parts):
 
 
 class FlatMasterCopies(Parts):
-    """``FP16_Optimizer`` (ZeRO 0 with a fused optimizer): one flat copy of each parameter group."""
+    """`FP16_Optimizer` (ZeRO 0 with a fused optimizer): one flat copy of each parameter group."""
 
     needs = ("fp16_groups", "fp32_groups_flat", "optimizer")
 
@@ -156,8 +156,8 @@ class FlatMasterCopies(Parts):
 class FlatPartitions(Parts):
     """ZeRO 1 and 2: the parameters of a group lie in one flat tensor, of which each rank has an equal part.
 
-    DeepSpeed's own mapping (``_hp_mapping``) is not used: it takes the parameters in another order than they lie in
-    when ``round_robin_gradients`` is on.
+    DeepSpeed's own mapping (`_hp_mapping`) is not used: it takes the parameters in another order than they lie in
+    when `round_robin_gradients` is on.
     """
 
     needs: tuple[str, ...] = (
@@ -230,7 +230,7 @@ class FlatPartitions(Parts):
 
 
 class AccumulatedPartitions(FlatPartitions):
-    """``BF16_Optimizer``: parts as in ZeRO 1, and the sum of the gradients in single precision on every rank."""
+    """`BF16_Optimizer`: parts as in ZeRO 1, and the sum of the gradients in single precision on every rank."""
 
     needs = (
         "bf16_groups",

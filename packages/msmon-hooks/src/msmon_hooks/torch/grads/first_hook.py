@@ -10,7 +10,7 @@ from msmon_hooks.hooks import Hook
 
 
 def register_first(parameter: nn.Parameter, hook: Hook) -> Any:
-    """Like ``register_post_accumulate_grad_hook``, but in front of the hooks that are there already.
+    """Like `register_post_accumulate_grad_hook`, but in front of the hooks that are there already.
 
     DeepSpeed reduces and clears gradients in hooks of this kind, so what comes behind them sees no gradient.
 

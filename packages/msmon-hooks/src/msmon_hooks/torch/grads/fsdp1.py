@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel with ``use_orig_params=True``."""
+"""FullyShardedDataParallel with `use_orig_params=True`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from msmon_hooks._events import Shard
+from msmon_hooks.events import Shard
 from msmon_hooks.hooks import Hook
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
@@ -30,9 +30,9 @@ class _Segment:
     start: int
     shape: tuple[int, ...]
     sharded: bool
-    """False with ``NO_SHARD``."""
+    """False with `NO_SHARD`."""
     held: tuple[int, int]
-    """``(start, stop)`` of the elements that this rank holds, counted within the original parameter."""
+    """`(start, stop)` of the elements that this rank holds, counted within the original parameter."""
 
     def whole(self, flat: torch.Tensor) -> torch.Tensor:
         """The parameter's elements of an unsharded flat tensor."""
@@ -68,7 +68,7 @@ class FSDP1Gradients(GradientSource):
         return any(_is_fsdp(module) for model in models for module in model.modules())
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
-        """Call ``on_ready`` when the flat gradient is complete and will be reduced."""
+        """Call `on_ready` when the flat gradient is complete and will be reduced."""
         left = {id(weight.parameter): weight for weight in weights}
         for module, handle in self._handles:
             flat = handle.flat_param

@@ -1,4 +1,4 @@
-"""FSDP2 (``fully_shard``): parameters are DTensors, each rank holds its part of them."""
+"""FSDP2 (`fully_shard`): parameters are DTensors, each rank holds its part of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from torch import nn
 
-from msmon_hooks._events import Shard
+from msmon_hooks.events import Shard
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.accumulated import hook_accumulation
@@ -25,7 +25,7 @@ _UNKNOWN = f"torch {torch.__version__} reduces the gradients of fully_shard at a
 class FSDP2Gradients(GradientSource):
     """Before the reduce-scatter the whole gradient of this rank's batch lies in the unsharded parameter.
 
-    torch has no hook there, so ``post_backward`` of the parameter groups is wrapped: it is where torch collects the
+    torch has no hook there, so `post_backward` of the parameter groups is wrapped: it is where torch collects the
     gradients of a module, and everything it needs has been computed on the stream that it runs on.
     """
 
@@ -34,7 +34,7 @@ class FSDP2Gradients(GradientSource):
 
     @classmethod
     def matches(cls, models: Sequence[nn.Module], optimizer: Any) -> bool:
-        """Whether ``fully_shard`` was called on a module."""
+        """Whether `fully_shard` was called on a module."""
         return any(_is_sharded(module) for model in models for module in model.modules())
 
     def weights(self) -> list[Weight]:
@@ -47,7 +47,7 @@ class FSDP2Gradients(GradientSource):
         return [evolve(w, parameter=sharded.get(id(w.parameter), w.parameter)) for w in super().weights()]
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
-        """Call ``on_ready`` when a module's gradients are about to be reduced."""
+        """Call `on_ready` when a module's gradients are about to be reduced."""
         left = {id(weight.parameter): weight for weight in weights}
         for group in _param_groups(self.models):
             inside = [

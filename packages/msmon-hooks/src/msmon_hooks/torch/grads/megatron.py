@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from msmon_hooks._events import Shard
+from msmon_hooks.events import Shard
 from msmon_hooks.guard import logger
 from msmon_hooks.hooks import Hook
 from msmon_hooks.parameters import Weight
@@ -106,7 +106,7 @@ class MegatronGradients(GradientSource):
         return make
 
     def read(self, weights: Sequence[Weight], on_ready: OnReady, complete: bool) -> None:
-        """Read ``main_grad``, which holds the sum of this rank's gradients so far."""
+        """Read `main_grad`, which holds the sum of this rank's gradients so far."""
         main_grads = ((weight, getattr(weight.parameter, "main_grad", None)) for weight in weights)
         entries = [(weight, main_grad) for weight, main_grad in main_grads if main_grad is not None]
         on_ready.together(entries, scale=self.scale(), complete=complete)
@@ -195,7 +195,7 @@ class _Bucket:
     """What is reduced in one piece."""
 
     owner: Any
-    """The object that has ``start_grad_sync``."""
+    """The object that has `start_grad_sync`."""
     parameters: list[nn.Parameter]
     buffer: Any
     """The object that knows whether this is the last micro-step."""
@@ -218,7 +218,7 @@ class _Bucket:
 
 
 class _Accumulated(Hook):
-    """Held by autograd, and so leads to no parameter; see :mod:`msmon_hooks.torch.grads.accumulated`."""
+    """Held by autograd, and so leads to no parameter; see `msmon_hooks.torch.grads.accumulated`."""
 
     def __init__(self, source: MegatronGradients, bucket: _Bucket, weight: Weight, on_ready: OnReady) -> None:
         self.source = weakref.ref(source)

@@ -96,7 +96,7 @@ def _held(optimizer: Any) -> Iterator[Held]:
 
 
 def _copies(optimizer: Any) -> Iterator[tuple[int, nn.Parameter]]:
-    """Of ``Float16OptimizerWithFloat16Params``: the model's parameter by its copy in single precision."""
+    """Of `Float16OptimizerWithFloat16Params`: the model's parameter by its copy in single precision."""
     originals = getattr(optimizer, "float16_groups", ())
     for parameters, mains in zip(originals, getattr(optimizer, "fp32_from_float16_groups", ()), strict=True):
         for parameter, main in zip(parameters, mains, strict=True):
@@ -104,7 +104,7 @@ def _copies(optimizer: Any) -> Iterator[tuple[int, nn.Parameter]]:
 
 
 def _distributed(optimizer: Any) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-    """Of ``DistributedOptimizer``: the model's parameters with the ranges that are updated."""
+    """Of `DistributedOptimizer`: the model's parameters with the ranges that are updated."""
     groups = zip(
         optimizer.model_float16_groups,
         optimizer.shard_fp32_from_float16_groups,

@@ -1,4 +1,4 @@
-"""One process, or ranks that the script itself joins: the gradient is ``param.grad`` (or ``param.main_grad``)."""
+"""One process, or ranks that the script itself joins: the gradient is `param.grad` (or `param.main_grad`)."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class PlainGradients(GradientSource):
         self.reads_grad_at_step = not self.reduces
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
-        """Call ``on_ready`` after each accumulation."""
+        """Call `on_ready` after each accumulation."""
         hook_accumulation(weights, on_ready, registrations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from msmon_hooks import gradients
-from msmon_hooks._events import Shard
+from msmon_hooks.events import Shard
 from msmon_hooks.gradients import WEIGHT_TYPES, OnReady
 from msmon_hooks.parameters import Weight
 from msmon_hooks.torch.mesh_shards import mesh_shard
@@ -16,7 +16,7 @@ __all__ = ["WEIGHT_TYPES", "GradientSource", "OnReady"]
 
 
 class GradientSource(gradients.GradientSource):
-    """Gradients in ``param.grad`` or ``param.main_grad``, moments in ``optimizer.state``, shards as DTensors."""
+    """Gradients in `param.grad` or `param.main_grad`, moments in `optimizer.state`, shards as DTensors."""
 
     def weights(self) -> list[Weight]:
         """Every parameter, under its plain name."""
@@ -32,7 +32,7 @@ class GradientSource(gradients.GradientSource):
         return weight.parameter.detach()
 
     def moments(self, weight: Weight) -> dict[str, torch.Tensor]:
-        """``exp_avg`` and ``exp_avg_sq`` as they stand now, as far as they exist."""
+        """`exp_avg` and `exp_avg_sq` as they stand now, as far as they exist."""
         return moments(self.optimizer, weight.parameter)
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:

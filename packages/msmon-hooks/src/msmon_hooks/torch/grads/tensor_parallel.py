@@ -1,4 +1,4 @@
-"""Tensor parallelism by DTensor (``parallelize_module``): each rank has the gradient of its part of a parameter."""
+"""Tensor parallelism by DTensor (`parallelize_module`): each rank has the gradient of its part of a parameter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msmon_hooks._events import Shard
+from msmon_hooks.events import Shard
 from msmon_hooks.parameters import Weight
 from msmon_hooks.torch.grads.plain import PlainGradients
 from msmon_hooks.torch.mesh_shards import is_partial, mesh_shard

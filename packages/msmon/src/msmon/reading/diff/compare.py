@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ..blocks import Block
-from ..index import Index, Ints
-from ..statistics import Floats
-from .tolerance import Noise, Tolerance, size_floor
+from msmon.reading.blocks import Block
+from msmon.reading.diff.tolerance import Noise, Tolerance, size_floor
+from msmon.reading.index import Index, Ints
+from msmon.reading.statistics import Floats
 
 Mask = npt.NDArray[np.bool_]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from ..binning import Binner, Bins, Bits, make_bins, worst_over
-from ..blocks import Block
-from ..index import Index
-from ..statistics import Floats
-from .pairing import SidedRun, same_layout
+from msmon.reading.binning import Binner, Bins, Bits, make_bins, worst_over
+from msmon.reading.blocks import Block
+from msmon.reading.diff.pairing import SidedRun, same_layout
+from msmon.reading.index import Index
+from msmon.reading.statistics import Floats
 
 #: Values kept for one data type: 128 MiB.
 _MOST_VALUES = 32 << 20

@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from msmon.merging.written_digits import mergeable, to_partials
+from msmon.reading.blocks import Block
+from msmon.reading.index import Index, TensorKey
+from msmon.reading.statistics import Floats
 from msmon_stats import FIELDS, OPS, finalize, merge
 
-from ..blocks import Block
-from ..index import Index, TensorKey
-from ..statistics import Floats
-
 if TYPE_CHECKING:
-    from .pairing import SidedRun
+    from msmon.reading.diff.pairing import SidedRun
 
 
 _NOTHING = np.array([0.0, 0.0, 0.0, 0.0, np.inf, -np.inf, 0.0, 0.0])

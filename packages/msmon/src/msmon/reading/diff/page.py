@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ..binning import to_float
-from ..index import Index, TensorKey
-from ..model_order import layer_sequence, layers_of, model_order
-from ..page import Page, Panel, TypeSeries, Written, write_page
-from ..run import open_run
-from .gathering import Gathered
-from .result import Difference, DiffResult
-from .rules import NameRules
-from .runs import diff_runs
+from msmon.reading.binning import to_float
+from msmon.reading.diff.gathering import Gathered
+from msmon.reading.diff.result import Difference, DiffResult
+from msmon.reading.diff.rules import NameRules
+from msmon.reading.diff.runs import diff_runs
+from msmon.reading.index import Index, TensorKey
+from msmon.reading.model_order import layer_sequence, layers_of, model_order
+from msmon.reading.page import Page, Panel, TypeSeries, Written, write_page
+from msmon.reading.run import open_run
 
 _ROWS = 200
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 import numpy as np
 
-from ..blocks import Block, read_blocks
-from ..errors import UnusableRun
-from ..index import Index, TensorKey, build_index
-from ..run import RankRun, Run
-from .merging import merged_blocks
-from .result import OneSided
-from .rules import NameRules, Side
+from msmon.reading.blocks import Block, read_blocks
+from msmon.reading.diff.merging import merged_blocks
+from msmon.reading.diff.result import OneSided
+from msmon.reading.diff.rules import NameRules, Side
+from msmon.reading.errors import UnusableRun
+from msmon.reading.index import Index, TensorKey, build_index
+from msmon.reading.run import RankRun, Run
 
 #: Values that are each rank's own: with other ranks they are other values.
 _OWN = frozenset({"grad_unreduced", "actv_grad"})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from ..index import TensorKey
+from msmon.reading.index import TensorKey
 
 
 @attrs.frozen(kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import attrs
 
-from ..errors import UnusableRun
-from ..index import TensorKey
+from msmon.reading.errors import UnusableRun
+from msmon.reading.index import TensorKey
 
 Side = Literal["a", "b"]
 

@@ -8,17 +8,16 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from msmon.reading.diff.compare import Comparison, FirstSeen, NoiseMeter
+from msmon.reading.diff.gathering import Gathered, Gatherer
+from msmon.reading.diff.pairing import Pairs, SidedRun, pair_runs, paired_blocks
+from msmon.reading.diff.result import Difference, DiffResult, OneSided
+from msmon.reading.diff.rules import NameRules
+from msmon.reading.diff.tolerance import Noise, Tolerance
+from msmon.reading.errors import UnusableRun
+from msmon.reading.index import Index, RowKey
+from msmon.reading.run import execution_position, open_run
 from msmon_alert.record import order_key
-
-from ..errors import UnusableRun
-from ..index import Index, RowKey
-from ..run import execution_position, open_run
-from .compare import Comparison, FirstSeen, NoiseMeter
-from .gathering import Gathered, Gatherer
-from .pairing import Pairs, SidedRun, pair_runs, paired_blocks
-from .result import Difference, DiffResult, OneSided
-from .rules import NameRules
-from .tolerance import Noise, Tolerance
 
 #: Rows of one data type; a micro-step or a data type never has more.
 _PLENTY = 1 << 40

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from ..blocks import Block
-from ..statistics import Floats, scale_of
+from msmon.reading.blocks import Block
+from msmon.reading.statistics import Floats, scale_of
 
 #: A difference counts when it is so many times the largest one between a run and its repetition.
 NOISE_FACTOR = 3.0

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from ..binning import Bits
+from msmon.reading.binning import Bits
 
 #: bfloat16's largest finite number; rounding up from above it would give infinity.
 _BF16_LARGEST = np.uint32(0x7F7F)

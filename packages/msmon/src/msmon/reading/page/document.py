@@ -15,12 +15,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..binning import Bits
-from ..index import TensorKey
-from ..statistics import preferred, scale_of, worst_of
-from .blobs import encode
-from .fitting import Costs, Fit, fit
-from .series import Panel, TypeSeries
+from msmon.reading.binning import Bits
+from msmon.reading.index import TensorKey
+from msmon.reading.page.blobs import encode
+from msmon.reading.page.fitting import Costs, Fit, fit
+from msmon.reading.page.series import Panel, TypeSeries
+from msmon.reading.statistics import preferred, scale_of, worst_of
 
 #: Bytes. Pages of this size go through mail and open at once.
 PAGE_LIMIT = 10_000_000

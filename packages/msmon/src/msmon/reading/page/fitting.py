@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from .series import TypeSeries
+from msmon.reading.page.series import TypeSeries
 
 #: Curves of fewer points say too little: rather fewer tensors.
 _FEWEST_BINS = 60

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from ..binning import Bins, Bits, bins_of, coarsen, worst_of_groups
-from ..index import Ints, TensorKey
+from msmon.reading.binning import Bins, Bits, bins_of, coarsen, worst_of_groups
+from msmon.reading.index import Ints, TensorKey
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -1,0 +1,143 @@
+"""What the hooks hand out: a frozen description of a tensor, and the observer that receives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Protocol
+
+from attrs import field, frozen
+
+DATA_TYPES = (
+    "actv",
+    "actv_grad",
+    "grad_unreduced",
+    "grad_reduced",
+    "exp_avg",
+    "exp_avg_sq",
+    "param_origin",
+    "param_updated",
+    "attention_hook",
+    "linear_hook",
+    "moe_router_weight_hook",
+    "moe_router_logit_hook",
+    "other",
+)
+"""The kinds of tensor that a monitor looks at; also the first part of the names of output files."""
+
+ADAM_HISTOGRAM = "adam_histogram"
+"""The data type of histograms of Adam's update and ratio. Their handles hold counts, not statistics."""
+
+
+@frozen(slots=True)
+class Shard:
+    """Which part of a tensor lies on this rank.
+
+    Example:
+        >>> half = Shard((8, 4), (16,), "16:32")
+        >>> half.numel, half.local_numel
+        (32, 16)
+    """
+
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    local_shape: tuple[int, ...]
+    """Shape of the part; it may be flat."""
+    part: str
+    """Equal on ranks that hold the same part, different where the parts are disjoint. The parts of all ranks make up
+    the whole. Flat ranges read `start:stop`; parts of a device mesh `dimension:index/count`."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the whole tensor."""
+        return prod(self.shape)
+
+    @property
+    def local_numel(self) -> int:
+        """Number of elements of the part; 0 where this rank holds nothing of the tensor."""
+        return prod(self.local_shape)
+
+
+@frozen(slots=True, eq=False)
+class TensorRef:
+    """Which tensor this is. Holds no tensor.
+
+    Example:
+        >>> ref = TensorRef("grad_reduced", "fc1.weight", 0, None, 7, (0,), (8, 4), "torch.float32")
+        >>> ref.key
+        ('grad_reduced', 0, 'fc1.weight', None)
+    """
+
+    data_type: str
+    """One of `DATA_TYPES`."""
+    name: str
+    """Plain name, without wrapper prefixes: `fc1.weight`, `fc1.input`, `rnn.output_1_0`."""
+    vpp_stage: int
+    """Index of the model chunk (virtual pipeline stage); 0 with a single model."""
+    micro_step: int | None
+    """Micro-step within the step, or None where a tensor exists once a step."""
+    call_id: int
+    """Counts up within the step on this rank, in the order of execution."""
+    order: tuple[int, ...]
+    """Sort key of the tensor's row within its data type."""
+    shape: tuple[int, ...]
+    """Shape of what was read: of the local part, where the tensor is sharded."""
+    dtype: str
+    """The framework's own name, for example `torch.bfloat16`."""
+    is_input: bool = False
+    """Whether it is the input of a module."""
+    requires_grad: bool = True
+    """Whether the tensor takes part in differentiation when it is read."""
+    shard: Shard | None = None
+    """The part of the tensor that was read; None: all of it."""
+    merges: bool = False
+    """Whether records with the same `key` are merged into one row; else the last one stands."""
+
+    key: tuple[str, int, str, int | None] = field(init=False, repr=False)
+    """What makes the row unique within a step."""
+
+    @key.default
+    def _make_key(self) -> tuple[str, int, str, int | None]:
+        return (self.data_type, self.vpp_stage, self.name, self.micro_step)
+
+
+@frozen(slots=True)
+class StepEnd:
+    """A step of the trainer is over."""
+
+    step: int
+    """Number of the step that ended."""
+    sampled: bool
+    """Whether tensors were recorded in it."""
+    skipped: bool = False
+    """Whether a loss scaler skipped the optimizer's update."""
+    last_micro_step: int = 0
+    """Index of the last micro-step that began, 0 where none did."""
+    skip_handle: int = -1
+    """Where only the device knows whether the update was skipped (a fused optimizer under a loss scaler): the handle
+    of one number that rides in the step's transfer, greater than 0 if it was. Else -1."""
+
+
+class Observer(Protocol):
+    """Receives tensors and their descriptions.
+
+    Reading and naming are two calls, because the input of a module must be read before the module runs (it may
+    change the input in place) but is listed when the module has ended. A handle that is never recorded is dropped.
+    """
+
+    def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
+        """Read the tensors now, keep none of them, and return one handle each (-1: cannot be read).
+
+        `scale` is a number or a 0-d tensor by which the values were multiplied (loss scaling).
+        """
+
+    def put(self, values: Any) -> int:
+        """Take numbers that were computed on the device (a tensor of one dimension): the handle of the first 8 of
+        them, the next 8 under the next handle, and so on."""
+
+    def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
+        """Say what was read. A later record with the same `TensorRef.key` replaces an earlier one, or joins it
+        where `TensorRef.merges` says so."""
+
+    def step_end(self, event: StepEnd) -> None:
+        """All tensors of the step have been recorded."""

@@ -1,0 +1,210 @@
+"""What all conversions of a directory of runs share: which files, which pieces, an output that appears whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from msmon_io.csv_reader import BrokenLine, data_type_of, first_step_of
+from msmon_io.files import PathLike, make_dir, write_json
+from msmon_io.progress import Progress
+from msmon_io.run_dirs import RunDir, run_dirs, run_dirs_between
+from msmon_io.workers import Message, run_pieces
+
+logger = logging.getLogger("msmon_io")
+
+DATA_TYPES = (
+    "actv",
+    "actv_grad",
+    "grad_unreduced",
+    "grad_reduced",
+    "exp_avg",
+    "exp_avg_sq",
+    "param_origin",
+    "param_updated",
+    "attention_hook",
+    "linear_hook",
+    "moe_router_weight_hook",
+    "moe_router_logit_hook",
+    "other",
+)
+"""The data types that runs record."""
+
+_MARKER = ".msmon_io.json"
+# Pieces per process: small enough that all processes end at about the same time.
+_PIECES_PER_PROCESS = 4
+# One file that is no CSV at all must not flood the log.
+_BROKEN_LINES_SHOWN = 20
+
+
+@frozen(kw_only=True)
+class Source:
+    """The files of one data type in one run directory, in the order of their steps."""
+
+    run: RunDir
+    data_type: str
+    files: Sequence[Path]
+    sizes: Sequence[int]
+
+
+def check_data_types(data_types: Sequence[str] | None) -> Sequence[str] | None:
+    """The data types to convert (None: all).
+
+    Raises:
+        ValueError: an unknown one, with the known ones in the message.
+        TypeError: not a list of strings.
+    """
+    if data_types is None:
+        return None
+    if isinstance(data_types, str) or not all(isinstance(item, str) for item in data_types):
+        raise TypeError(f"data_type_list: {data_types!r} is not allowed; it must be a list of data types, or None")
+    if unknown := [item for item in data_types if item not in DATA_TYPES]:
+        raise ValueError(f"data_type_list: {unknown} are no data types; there are {', '.join(DATA_TYPES)}")
+    return list(data_types) or None
+
+
+def check_process_num(process_num: int) -> int:
+    """The number of processes.
+
+    Raises:
+        ValueError: not an integer of at least 1.
+    """
+    if isinstance(process_num, bool) or not isinstance(process_num, int) or process_num < 1:
+        raise ValueError(f"process_num: {process_num!r} is not allowed; it must be an integer of at least 1")
+    return process_num
+
+
+def find_sources(
+    monitor_path: PathLike, time_start: str | None, time_end: str | None, data_types: Sequence[str] | None
+) -> list[Source]:
+    """The CSV files of the run directories in the range (None: no limit), oldest directory first.
+
+    Raises:
+        ValueError: a bad time stamp, or no CSV file in the range; the message says what there is.
+        FileNotFoundError: `monitor_path` is no directory.
+    """
+    if not os.path.isdir(monitor_path):
+        raise FileNotFoundError(f"monitor_path: {os.fspath(monitor_path)!r} is no directory")
+    runs = run_dirs_between(monitor_path, time_start, time_end)
+    if not runs:
+        every = run_dirs(monitor_path)
+        there = f"they reach from {every[0].path.name} to {every[-1].path.name}" if every else "there is none at all"
+        raise ValueError(f"{monitor_path}: no run directory between {time_start} and {time_end}; {there}")
+    found: dict[tuple[RunDir, str], list[Path]] = {}
+    for run in runs:
+        for path in run.path.iterdir():
+            data_type = data_type_of(path)
+            if data_type is not None and (data_types is None or data_type in data_types) and path.is_file():
+                found.setdefault((run, data_type), []).append(path)
+    for missing in set(data_types or ()) - {data_type for _, data_type in found}:
+        logger.warning("%s: no files of the data type %s in the range", monitor_path, missing)
+    if not found:
+        raise ValueError(
+            f"{monitor_path}: no CSV files of {data_types or 'any data type'} in {len(runs)} run directories"
+        )
+    sources = []
+    for (run, data_type), files in sorted(found.items()):
+        files.sort(key=first_step_of)
+        sizes = [path.stat().st_size for path in files]
+        sources.append(Source(run=run, data_type=data_type, files=files, sizes=sizes))
+    return sources
+
+
+def split(sources: Sequence[Source], process_num: int) -> list[tuple[Source, list[str], int]]:
+    """Pieces of about equal size: consecutive files of a source, with their size in bytes."""
+    if process_num == 1:
+        return [(source, list(map(str, source.files)), sum(source.sizes)) for source in sources]
+    limit = sum(sum(source.sizes) for source in sources) / (process_num * _PIECES_PER_PROCESS)
+    pieces: list[tuple[Source, list[str], int]] = []
+    for source in sources:
+        files: list[str] = []
+        size = 0
+        for path, bytes_ in zip(source.files, source.sizes, strict=True):
+            if files and size + bytes_ / 2 > limit:
+                pieces.append((source, files, size))
+                files, size = [], 0
+            files.append(str(path))
+            size += bytes_
+        pieces.append((source, files, size))
+    return pieces
+
+
+def run_conversion(
+    function: str, pieces: Sequence[Message], sizes: Sequence[int], process_num: int, description: str
+) -> tuple[int, int]:
+    """Run the pieces with a progress bar; broken lines are warned of.
+
+    Returns:
+        The number of rows converted and of lines passed over.
+    """
+    broken: dict[str, int] = {}
+    order = sorted(range(len(pieces)), key=lambda number: -sizes[number])
+    with Progress(sum(sizes), description) as progress:
+
+        def report(message: Message) -> None:
+            if "bytes" in message:
+                progress.advance(message["bytes"])
+                return
+            path = message["path"]
+            broken[path] = broken.get(path, 0) + 1
+            if broken[path] <= _BROKEN_LINES_SHOWN:
+                logger.warning("%s", BrokenLine(path=Path(path), line=message["line"], reason=message["reason"]))
+
+        results = run_pieces(function, [pieces[number] for number in order], process_num, report)
+    for path, count in broken.items():
+        if count > _BROKEN_LINES_SHOWN:
+            logger.warning("%s: %d broken lines in all; only the first %d are shown", path, count, _BROKEN_LINES_SHOWN)
+    return sum(result["rows"] for result in results), sum(broken.values())
+
+
+def reporter(report: Callable[[Message], None]) -> Callable[[BrokenLine], None]:
+    """What to call for broken lines in a piece."""
+    return lambda line: report({"path": str(line.path), "line": line.line, "reason": line.reason})
+
+
+@contextlib.contextmanager
+def replacing_directory(path: PathLike, made_by: str) -> Iterator[Path]:
+    """A directory to fill; at the end it takes the place of `path`, on an error it vanishes.
+
+    Raises:
+        FileExistsError: `path` exists, is not empty and was not made by `made_by`.
+    """
+    target = Path(os.path.abspath(path))
+    if target.is_symlink() or (target.exists() and not _is_ours(target, made_by)):
+        raise FileExistsError(
+            f"{target} exists and is no output of {made_by}: it is left alone; choose another output directory"
+        )
+    parent = Path(os.path.realpath(make_dir(target.parent)))
+    filling = make_dir(parent / f".{target.name[:100]}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield filling
+        write_json(filling / _MARKER, {"made_by": made_by})
+        if target.exists():
+            old = filling.with_suffix(".old")
+            target.rename(old)
+            filling.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            filling.rename(target)
+    except BaseException:
+        shutil.rmtree(filling, ignore_errors=True)
+        raise
+
+
+def _is_ours(path: Path, made_by: str) -> bool:
+    if not path.is_dir():
+        return False
+    if not any(path.iterdir()):
+        return True
+    try:
+        return bool(json.loads((path / _MARKER).read_text())["made_by"] == made_by)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,153 @@
+"""CSV files of a directory of runs to one Parquet data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from msmon_io.conversion import (
+    check_data_types,
+    check_process_num,
+    find_sources,
+    logger,
+    replacing_directory,
+    reporter,
+    run_conversion,
+    split,
+)
+from msmon_io.csv_reader import HeaderError, first_step_of, read_csv
+from msmon_io.files import PathLike
+from msmon_io.workers import Message
+
+# More than while training: nobody waits for single steps, and larger files are read faster.
+_ROWS_PER_FILE = 1 << 18
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MADE_BY = "convert_to_parquet"
+
+
+def convert_to_parquet(
+    monitor_path: PathLike,
+    time_start: str | None = None,
+    time_end: str | None = None,
+    process_num: int = 1,
+    data_type_list: Sequence[str] | None = None,
+    output_dirpath: PathLike | None = None,
+) -> Path:
+    """Convert the CSV files of the run directories in a range of time to one hive-partitioned Parquet data set.
+
+    The output is `rank=<r>/data_type=<type>/<run directory>_<first step>.parquet`, the same as
+    `ParquetWriter` writes. A progress bar goes to stderr. A broken line is warned of, with file and line, and
+    the rest is converted.
+
+    Args:
+        monitor_path: the output directory that holds the run directories.
+        time_start: the first time stamp, as in the names of the run directories (`Dec03_21-34-40`); None: no limit.
+        time_end: the last one.
+        process_num: how many processes share the work.
+        data_type_list: `grad_reduced`, ...; None: all there are.
+        output_dirpath: default `<monitor_path>/parquet`. An existing directory is replaced only if this function
+            made it.
+
+    Returns:
+        The output directory, absolute.
+
+    Raises:
+        ValueError: a bad time stamp, data type or number of processes, or nothing to convert.
+        FileNotFoundError: `monitor_path` is no directory.
+        FileExistsError: the output directory holds something else.
+        ImportError: pyarrow is not installed; the message says how to install it.
+        OSError: the output cannot be written; nothing of it is left.
+    """
+    from msmon_io.parquet_writer import DATA_SET
+
+    process_num = check_process_num(process_num)
+    sources = find_sources(monitor_path, time_start, time_end, check_data_types(data_type_list))
+    target = Path(os.path.abspath(Path(monitor_path) / DATA_SET if output_dirpath is None else output_dirpath))
+    with replacing_directory(target, MADE_BY) as directory:
+        split_sources = split(sources, process_num)
+        pieces: list[Message] = [
+            {
+                "files": files,
+                "run_dir": str(source.run.path),
+                "rank": source.run.rank,
+                "data_type": source.data_type,
+                "data_set": str(directory),
+            }
+            for source, files, _ in split_sources
+        ]
+        sizes = [size for _, _, size in split_sources]
+        rows, broken = run_conversion(f"{__name__}:convert_piece", pieces, sizes, process_num, "CSV to Parquet")
+    logger.info("%s: %d rows converted, %d broken lines passed over", target, rows, broken)
+    return target
+
+
+def convert_piece(
+    *,
+    report: Callable[[Message], None],
+    files: Sequence[str],
+    run_dir: str,
+    rank: int,
+    data_type: str,
+    data_set: str,
+) -> Message:
+    """Convert consecutive files of one rank and data type."""
+    from msmon_io.arrow_csv import read_arrow
+    from msmon_io.parquet_writer import to_arrow
+
+    run = os.path.basename(run_dir)
+    part = _Part(run=run, rank=rank, data_type=data_type, data_set=Path(data_set))
+    on_broken = reporter(report)
+    rows = 0
+    for path in files:
+        whole = read_arrow(path, run)
+        if whole is not None:
+            part.add(first_step_of(path), whole)
+            rows += whole.num_rows
+        else:
+            try:
+                for table in read_csv(path, on_broken=on_broken):
+                    part.add(table.step, to_arrow(table, run))
+                    rows += len(table)
+            except HeaderError as error:
+                on_broken(error.broken)
+        report({"bytes": os.path.getsize(path)})
+    part.write()
+    return {"rows": rows}
+
+
+@define(kw_only=True)
+class _Part:
+    """The rows of the file to be written next."""
+
+    run: str
+    rank: int
+    data_type: str
+    data_set: Path
+    first_step: int = 0
+    rows: int = 0
+    tables: list[pa.Table] = field(factory=list)
+
+    def add(self, step: int, table: pa.Table) -> None:
+        if self.tables and (self.rows >= _ROWS_PER_FILE or self.tables[0].schema != table.schema):
+            self.write()
+        if not self.tables:
+            self.first_step = step
+        self.tables.append(table)
+        self.rows += table.num_rows
+
+    def write(self) -> None:
+        from msmon_io.parquet_writer import part_path, write_part
+
+        if self.rows:
+            path = part_path(
+                self.data_set, rank=self.rank, data_type=self.data_type, run=self.run, first_step=self.first_step
+            )
+            write_part(path, self.tables, root=self.data_set)
+        self.rows, self.tables = 0, []

@@ -1,0 +1,211 @@
+"""CSV files back to tables, one broken line at a time."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from attrs import frozen
+
+from msmon_io.cells import decode_cell, utf8
+from msmon_io.files import PathLike
+from msmon_io.table import TEXT_OPS, Table
+
+logger = logging.getLogger("msmon_io")
+
+_LEADING = ["vpp_stage", "name", "step"]
+_BITS_31, _BITS_63 = 1 << 31, 1 << 63
+
+
+@frozen(kw_only=True)
+class BrokenLine:
+    """A line that could not be read; it was passed over."""
+
+    path: Path
+    line: int
+    """Counted from 1, the header is line 1. A broken header means that the file is passed over."""
+    reason: str
+
+    def __str__(self) -> str:
+        what = "file" if self.line == 1 else "line"
+        return f"{self.path}:{self.line}: {self.reason}; the {what} is passed over"
+
+
+class HeaderError(ValueError):
+    """The first line of a file is no header of ours."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.broken = BrokenLine(path=path, line=1, reason=reason)
+
+
+def warn_broken(broken: BrokenLine) -> None:
+    """The default for broken lines: one warning each."""
+    logger.warning("%s", broken)
+
+
+def split_line(line: str) -> list[str]:
+    """The cells of one line (a record never spans lines: the writer escapes line ends).
+
+    Raises:
+        ValueError: the quotation marks are wrong.
+    """
+    if '"' not in line:
+        return line.split(",")
+    try:
+        return next(csv.reader([line], strict=True))
+    except (csv.Error, StopIteration) as error:
+        raise ValueError(str(error)) from None
+
+
+@frozen(kw_only=True)
+class Header:
+    """The columns of a file."""
+
+    has_micro_step: bool
+    ops: list[str]
+    text: list[bool]
+    """For each of `ops`: is it text?"""
+
+    @property
+    def number_ops(self) -> list[str]:
+        """Those of `ops` that are numbers."""
+        return [op for op, is_text in zip(self.ops, self.text, strict=True) if not is_text]
+
+    @property
+    def leading(self) -> int:
+        """The number of columns before the first of `ops`."""
+        return 4 if self.has_micro_step else 3
+
+
+def parse_header(line: str) -> Header:
+    """The columns that a header line names.
+
+    Raises:
+        ValueError: it is no header of ours.
+    """
+    cells = split_line(line)
+    if cells[:3] != _LEADING or len(set(cells)) != len(cells):
+        raise ValueError(f"the header is {line!r}, not vpp_stage,name,step[,micro_step],<statistics>")
+    has_micro_step = cells[3:4] == ["micro_step"]
+    ops = [utf8(decode_cell(cell)) for cell in cells[4 if has_micro_step else 3 :]]
+    return Header(has_micro_step=has_micro_step, ops=ops, text=[op in TEXT_OPS for op in ops])
+
+
+def data_type_of(path: PathLike) -> str | None:
+    """The data type of a file named `<data type>_<first>-<last>.csv`, else None.
+
+    >>> data_type_of("run/grad_reduced_0-4.csv"), data_type_of("stack_info.csv")
+    ('grad_reduced', None)
+    """
+    stem, _, steps = Path(path).stem.rpartition("_")
+    first, dash, last = steps.partition("-")
+    return stem if stem and dash and first.isdecimal() and last.isdecimal() and Path(path).suffix == ".csv" else None
+
+
+def first_step_of(path: PathLike) -> int:
+    """The first step that a file named `<data type>_<first>-<last>.csv` covers."""
+    return int(Path(path).stem.rpartition("_")[2].partition("-")[0])
+
+
+Row = tuple[int, str, int, int, list[float], list[str]]
+"""vpp_stage, name, step, micro-step (0 where there is none), numbers, texts."""
+
+
+def read_rows(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_broken) -> tuple[Header, Iterator[Row]]:
+    """The columns and the rows of one file; as `read_csv`, for those who need no tables.
+
+    Raises:
+        HeaderError: a ValueError; the first line is no header of ours.
+        OSError: the file cannot be read.
+    """
+    path = Path(path)
+    file = path.open(encoding="utf-8-sig", errors="backslashreplace", newline="\n")
+    try:
+        first = file.readline()
+        if not first.endswith("\n"):
+            raise ValueError("no complete header line")
+        header = parse_header(first.rstrip("\r\n"))
+    except ValueError as error:
+        file.close()
+        raise HeaderError(path, str(error)) from None
+    return header, _rows(path, file, header, on_broken)
+
+
+def _rows(path: Path, file: TextIO, header: Header, on_broken: Callable[[BrokenLine], None]) -> Iterator[Row]:
+    leading = header.leading
+    width = leading + len(header.ops)
+    only_numbers = not any(header.text)
+    with file:
+        for number, line in enumerate(file, 2):
+            try:
+                if line[-1] != "\n":
+                    raise ValueError("the last line has no line end: it was cut short")
+                line = line.rstrip("\r\n")
+                if not line:
+                    continue
+                cells = split_line(line)
+                if len(cells) != width:
+                    raise ValueError(f"{len(cells)} cells instead of {width}")
+                numbers, texts = (cells[leading:], []) if only_numbers else _part(cells[leading:], header.text)
+                stage, step, micro_step = int(cells[0]), int(cells[2]), int(cells[3]) if header.has_micro_step else 0
+                # No format that rows go to has more bits.
+                if not (-_BITS_31 <= stage < _BITS_31 and -_BITS_31 <= micro_step < _BITS_31):
+                    raise ValueError("vpp_stage or micro_step has more than 32 bits")
+                if not -_BITS_63 <= step < _BITS_63:
+                    raise ValueError("step has more than 64 bits")
+                row = (stage, decode_cell(cells[1]), step, micro_step, _floats(numbers), texts)
+            except ValueError as error:
+                on_broken(BrokenLine(path=path, line=number, reason=str(error)))
+            else:
+                yield row
+
+
+def _part(cells: list[str], is_text: list[bool]) -> tuple[list[str], list[str]]:
+    numbers = [cell for cell, text in zip(cells, is_text, strict=True) if not text]
+    return numbers, [decode_cell(cell) for cell, text in zip(cells, is_text, strict=True) if text]
+
+
+def _floats(cells: list[str]) -> list[float]:
+    try:
+        return list(map(float, cells))
+    except ValueError:
+        # pandas leaves the cell of a missing number empty.
+        return [float(cell or "nan") for cell in cells]
+
+
+def read_csv(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_broken) -> Iterator[Table]:
+    """The tables of one file, in its order: one for each run of rows of the same step. Memory: one table.
+
+    Args:
+        path: a file that `CsvWriter` or the older tool wrote.
+        on_broken: is called for each line that cannot be read; such lines are passed over. So is a last line
+            without a line end, since a killed process may have left half a number there.
+
+    Raises:
+        HeaderError: a ValueError; the first line is no header of ours.
+        OSError: the file cannot be read.
+    """
+    data_type = data_type_of(path) or Path(path).stem
+    header, rows = read_rows(path, on_broken=on_broken)
+    for _, group in itertools.groupby(rows, key=lambda row: row[2]):
+        yield _table(data_type, header, list(group))
+
+
+def _table(data_type: str, header: Header, rows: list[Row]) -> Table:
+    text_ops = [op for op, is_text in zip(header.ops, header.text, strict=True) if is_text]
+    stages, names, steps, micro_steps, numbers, texts = zip(*rows, strict=True)
+    return Table(
+        data_type=data_type,
+        step=steps[0],
+        names=names,
+        vpp_stages=stages,
+        micro_steps=micro_steps if header.has_micro_step else None,
+        ops=header.ops,
+        values=numbers,
+        text={op: [row[i] for row in texts] for i, op in enumerate(text_ops)},
+    )

@@ -1,0 +1,162 @@
+"""Running the compiled kernels over runs of values in the memory of the host."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from struct import pack, unpack
+from typing import Any
+
+import numpy as np
+
+from msmon_stats.cpu import team
+from msmon_stats.cpu.compile import compiled, row_address
+from msmon_stats.cpu.job import JOB_WORDS, PIECE, build_job
+from msmon_stats.cpu.row import ELEMENTS
+from msmon_stats.fields import WIDTH
+from msmon_stats.rows import Matrix
+
+# Below so many elements the calling thread alone is faster than a team that has to wake up. Such a call lasts some ten
+# microseconds and keeps the interpreter lock: giving it up could cost a whole switch interval.
+ALONE = 1 << 17
+
+# Many short runs: a team would save a few hundred microseconds, and lose milliseconds where the cores are taken.
+_ALONE_IN_SHORT_RUNS = 1 << 22
+
+_ITEMSIZE = {name: element.itemsize for name, element in ELEMENTS.items()}
+_ROW_ARGUMENTS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p)
+_short_rows: dict[str, Any] = {}
+_jobs: dict[str, Any] = {}
+
+
+def warm_up(dtypes: Sequence[str] = ("float32", "bfloat16", "float16")) -> None:
+    """Compile the kernels for these dtypes now (some ten milliseconds each) instead of at their first use."""
+    for dtype in dtypes:
+        _short_row(dtype)
+    _job_function("serial")
+
+
+def run_one(dtype: str, data: int, size: int, eps: float, out: int, keep: object = None) -> None:
+    """Write the partials of `size` values of a dtype at the address `data` to the 64 bytes at `out`."""
+    if size <= ALONE:
+        (_short_rows.get(dtype) or _short_row(dtype))(data, size, eps, out)
+    else:
+        run_many(dtype, (data,), (size,), eps, out, keep)
+
+
+def run_many(dtype: str, data: Sequence[int], sizes: Sequence[int], eps: float, out: int, keep: object = None) -> None:
+    """The same for many runs of values; row i of the 64-byte rows at `out` is that of run i.
+
+    Args:
+        dtype: a key of `ELEMENTS`.
+        data: addresses.
+        sizes: numbers of values.
+        eps: values with `abs(x) < eps` count as zeros.
+        out: an address.
+        keep: what owns the memory; it stays alive until every thread is done with it, even if the caller is
+            interrupted meanwhile.
+    """
+    total = sum(sizes)
+    pointers, lengths = array("q", data), array("q", sizes)
+    job = array(
+        "q",
+        (
+            row_address(dtype),
+            pointers.buffer_info()[0],
+            lengths.buffer_info()[0],
+            len(pointers),
+            _ITEMSIZE[dtype],
+            *unpack("q", pack("d", eps)),
+            out,
+            *_NO_TEAM,
+        ),
+    )
+    if total <= ALONE:
+        _job_function("serial")(job.buffer_info()[0])
+    elif total <= _ALONE_IN_SHORT_RUNS and max(sizes) <= PIECE:
+        _job_function("serial_unlocked")(job.buffer_info()[0])
+    else:
+        _run_in_pieces(job, sizes, total, (pointers, lengths, keep))
+
+
+def run_tables(
+    tables: Mapping[str, Sequence[int]],
+    tensors: Sequence[Any],
+    address: Callable[[Any], int],
+    size: Callable[[Any], int],
+    eps: float,
+    out: Matrix,
+) -> None:
+    """The same for tensors of several dtypes, each of which is one run of values.
+
+    Args:
+        tables: dtype to the positions of its tensors.
+        tensors: all tensors.
+        address, size: of a tensor's values.
+        eps: as above.
+        out: one row a tensor, float64 `[n, 8]`, C-contiguous.
+    """
+    for dtype, members in tables.items():
+        group = [tensors[i] for i in members]
+        data, sizes = [address(tensor) for tensor in group], [size(tensor) for tensor in group]
+        if len(members) == len(tensors):
+            run_many(dtype, data, sizes, eps, out.ctypes.data, (tensors, out))
+        else:
+            part = np.empty((len(members), WIDTH))
+            run_many(dtype, data, sizes, eps, part.ctypes.data, (tensors, part))
+            out[members] = part
+
+
+# What only a team needs: the words of a job after `out`.
+_NO_TEAM = (0,) * (len(JOB_WORDS) - 1 - JOB_WORDS.index("out"))
+
+
+def _run_in_pieces(job: array[int], sizes: Sequence[int], total: int, keep: object) -> None:
+    threads = min(team.thread_count(), -(-total // PIECE))
+    pieces = sum([max(1, -(-size // PIECE)) for size in sizes])
+    scratch = array("d", bytes(8 * WIDTH * pieces))
+    fork = team.openmp_fork()
+    # Many short runs are taken several at a time, but not so many that the threads end at different times.
+    grain = max(1, min(16, pieces * PIECE // (4 * total), pieces // (4 * threads)))
+    for word, value in (
+        ("scratch", scratch.buffer_info()[0]),
+        ("pieces", pieces),
+        ("grain", grain),
+        ("fork", fork),
+        ("threads", threads),
+    ):
+        job[JOB_WORDS.index(word)] = value
+    address = job.buffer_info()[0]
+    if fork and threads > 1:
+        _job_function("team")(address)
+        return
+    body = _job_function("body")
+
+    def work(_keep: object = (job, scratch, keep)) -> None:
+        body(address)
+
+    # One thread alone reads the same pieces: the numbers do not depend on how many there are.
+    if threads > 1:
+        team.run_in_pool(work, threads)
+    else:
+        work()
+    _job_function("finish")(address)
+
+
+def _short_row(dtype: str) -> Any:
+    prototype = ctypes.PYFUNCTYPE(None, *_ROW_ARGUMENTS)
+    function = _short_rows[dtype] = prototype(row_address(dtype))
+    return function
+
+
+def _job_function(name: str) -> Any:
+    function = _jobs.get(name)
+    if function is None:
+        address = compiled(build_job())
+        for known in ("serial", "body", "finish", "team"):
+            _jobs[known] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address(known))
+        _jobs["serial_unlocked"] = _jobs["serial"]
+        _jobs["serial"] = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address("serial"))
+        function = _jobs[name]
+    return function

@@ -1,0 +1,59 @@
+"""The operators that features are written with, so that each algorithm exists once for all frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from attrs import frozen
+
+_CHUNK = 1 << 16
+
+
+@frozen(kw_only=True)
+class Math:
+    """Operators of one framework. Arrays in, arrays out, on their device and without waiting for it."""
+
+    quiet: Callable[[Any], AbstractContextManager[Any]]
+    """A context in which nothing is recorded for gradients and no precision is changed."""
+    plain: Callable[[Any], Any]
+    """The values of a tensor without its history; of a sharded one the local part."""
+    single: Callable[[Any], Any]
+    """As float32; float64 stays."""
+    wide: Callable[[Any], Any]
+    """As float64."""
+    like: Callable[[Any, Any], Any]
+    """The first in the dtype of the second."""
+    exp: Callable[[Any], Any]
+    log: Callable[[Any], Any]
+    sqrt: Callable[[Any], Any]
+    sign: Callable[[Any], Any]
+    isnan: Callable[[Any], Any]
+    where: Callable[[Any, Any, Any], Any]
+    sum: Callable[..., Any]
+    """`sum(x)` of all, `sum(x, axis)` along one axis."""
+    largest: Callable[[Any, int], Any]
+    """Along one axis."""
+    stack: Callable[[Sequence[Any]], Any]
+    constant: Callable[[tuple[float, ...], Any], Any]
+    """Numbers as a float64 array on the device of the second argument."""
+    arange: Callable[[int, Any], Any]
+    """0 to n - 1 as int64 on the device of the second argument."""
+    searchsorted: Callable[[Any, Any], Any]
+    """For each value the number of edges that are not above it."""
+    bincount: Callable[[Any, int], Any]
+    """How often each of the indices 0 to n - 1 occurs, float64."""
+
+    def chunks(self, *tensors: Any) -> Iterator[tuple[Any, ...]]:
+        """Flat pieces of tensors of equal size, so that temporaries stay small."""
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        size = len(flat[0]) if len(flat[0].shape) else 1
+        length = max(_CHUNK, size >> 8)
+        for start in range(0, size, length):
+            yield tuple(part[start : start + length] for part in flat)
+
+    def norm(self, vector: Any) -> Any:
+        """Euclidean norm, accumulated in float64."""
+        wide = self.wide(vector)
+        return self.sqrt(self.sum(wide * wide))
