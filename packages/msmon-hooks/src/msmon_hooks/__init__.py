@@ -12,7 +12,7 @@ from msmon_hooks.l2_features import L2_COLUMNS, Feature
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import CollectiveRequest, Request
 from msmon_hooks.short_names import ShortNames
-from msmon_hooks.targets import Selector, Target, Targets
+from msmon_hooks.targets import Elements, Sides, Targets
 
 __version__ = "0.1.0"
 
@@ -23,17 +23,17 @@ __all__ = [
     "Clock",
     "CollectiveRequest",
     "Coverage",
+    "Elements",
     "Feature",
     "Guarded",
     "Observer",
     "Registrations",
     "Request",
     "Schedule",
-    "Selector",
     "Shard",
     "ShortNames",
+    "Sides",
     "StepEnd",
-    "Target",
     "Targets",
     "TensorRef",
     "__version__",

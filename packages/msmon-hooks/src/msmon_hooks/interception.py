@@ -105,6 +105,12 @@ _redirections: dict[FunctionType, _Redirection] = {}
 _lock = threading.Lock()
 
 
+def original(function: FunctionType) -> FunctionType:
+    """The function with the body that its author wrote, for whoever asks for its signature while it is intercepted."""
+    redirection = _redirections.get(function)
+    return function if redirection is None else redirection.original
+
+
 def intercept(function: FunctionType, around: Around, *, nested: bool = False) -> Callable[[], None]:
     """Have calls of `function` go through `around` until the returned function is called.
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from msmon_hooks import gradients
 from msmon_hooks.events import Shard
 from msmon_hooks.gradients import WEIGHT_TYPES, OnReady
 from msmon_hooks.parameters import Weight
+from msmon_hooks.registrations import Registrations
+from msmon_hooks.torch.grads.accumulated import Accumulated
 from msmon_hooks.torch.mesh_shards import mesh_shard
 from msmon_hooks.torch.moments import moments
 from msmon_hooks.torch.parameters import named_weights
@@ -21,6 +25,24 @@ class GradientSource(gradients.GradientSource):
     def weights(self) -> list[Weight]:
         """Every parameter, under its plain name."""
         return named_weights(self.models)
+
+    def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
+        """Call `on_ready` after each accumulation."""
+        self.hook_accumulation(weights, on_ready, registrations)
+
+    def hook_accumulation(
+        self,
+        weights: Sequence[Weight],
+        on_ready: OnReady,
+        registrations: Registrations,
+        *,
+        complete: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Call `on_ready` after each accumulation. `complete`: see `OnReady`."""
+        for weight in weights:
+            if weight.parameter.requires_grad:
+                hook = Accumulated(self.guard, weight, on_ready, complete)
+                registrations.add(weight.parameter.register_post_accumulate_grad_hook(hook))
 
     def reduced(self, weight: Weight) -> torch.Tensor | None:
         """The gradient that the optimizer consumes, or None where there is none."""
