@@ -50,6 +50,7 @@ class _Redirection:
             self.code, function.__globals__, function.__name__, self.defaults, function.__closure__
         )
         self.original.__kwdefaults__ = function.__kwdefaults__
+        self.original.__dict__.update(function.__dict__)
         self.body = _body(self.code, self.call)
         function.__code__ = self.body
         # They belong to parameters that the new body does not have; inspect.signature would stumble over them.

@@ -24,7 +24,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
     _optimizer: weakref.ref[Any] | None = None
     """The one whose own hooks tell of its steps."""
     _nested = 0
-    """Calls of a `step` of a base class that are running: torch runs the hooks in these too."""
+    """Steps of base classes that are running."""
 
     def hook(self, optimizer: Any, registrations: Registrations) -> None:
         """By the optimizer's own hooks, which draw no warning from schedulers; else by wrapping the instance's
@@ -37,25 +37,21 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
             super().hook(optimizer, registrations)
 
     # A compiled step must not trace what the monitor does: each new number would be compiled again.
-
-    @torch.compiler.disable
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        """A step begins; returns other arguments where there is a closure."""
-        if self.running and self._optimizer is not None and self._calls(self._optimizer()) > 1:
-            self._nested += 1
-            return None
-        self._nested = 0
-        return super().before(args, kwargs)
-
-    @torch.compiler.disable
-    def after(self, result: Any = None) -> None:
-        """A step has ended."""
-        if self._nested:
-            self._nested -= 1
-        else:
-            super().after(result)
-
+    before = torch.compiler.disable(optimizer_steps.OptimizerSteps.before)
     evaluated = torch.compiler.disable(optimizer_steps.OptimizerSteps.evaluated)
+    after = torch.compiler.disable(optimizer_steps.OptimizerSteps.after)
+
+    def begins_inside(self) -> bool:
+        """Whether the optimizer's `step` calls that of its base class, for which torch runs the hooks too."""
+        inside = self.running and self._optimizer is not None and self._calls(self._optimizer()) > 1
+        self._nested = self._nested + 1 if inside else 0
+        return inside
+
+    def ends_inside(self) -> bool:
+        """Whether it is that of the base class which has ended."""
+        inside = self._nested > 0
+        self._nested -= inside
+        return inside
 
     def forward_begins(self) -> None:
         """A training forward begins. Inside of a step it is that of a closure; else a step that did not end has raised:
@@ -96,8 +92,10 @@ class _Before(Hook):
     __call__ = torch.compiler.disable(Hook.__call__)
 
     def fire(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        if not self.owner.active or self.owner.begins_inside():
+            return None
         # torch passes the optimizer itself as the first of the arguments.
-        replaced = self.owner.before(args[1:], kwargs) if self.owner.active else None
+        replaced = self.owner.before(args[1:], kwargs)
         return replaced and ((*args[:1], *replaced[0]), replaced[1])
 
 
@@ -109,5 +107,5 @@ class _After(Hook):
     @torch.compiler.disable
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Whatever has failed: steps are counted on.
-        if self.owner.active:
+        if self.owner.active and not self.owner.ends_inside():
             self.owner.after()
