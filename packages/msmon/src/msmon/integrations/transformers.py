@@ -12,7 +12,6 @@ try:
 except ImportError as error:
     raise ImportError("msmon.integrations.transformers needs transformers: pip install transformers") from error
 
-import msmon_alert
 from msmon.config import load_config
 from msmon.pytorch import TrainerMon
 
@@ -44,7 +43,7 @@ class MsmonCallback(TrainerCallback):  # type: ignore[misc]
         if unknown:
             raise TypeError(f"MsmonCallback: unknown {', '.join(sorted(unknown))}; process_group, dp_group or tp_group")
         # A mistake in the file is reported here, before the model is loaded.
-        load_config(config_file_path, check_rules=msmon_alert.rules_from_config)
+        load_config(config_file_path)
         self.monitor: TrainerMon | None = None
         """The monitor of the training in progress, or of the last one."""
         self._config_file_path = config_file_path
