@@ -1,4 +1,4 @@
-"""What two packages must agree on without knowing each other: who owns the fact, and that the others were told right."""
+"""What packages must agree on without knowing each other: that whoever does not own a fact was told right."""
 
 import json
 

@@ -64,8 +64,8 @@ def test_a_registered_writer_and_rule_work_in_a_training(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "c.json: 1 problem in the configuration",
-        '  format: "jsonline" is refused, expected one of "csv", "tensorboard", "parquet", "api", "broken", "jsonlines", '
-        '"missing" or a list of them (did you mean "jsonlines"?)',
+        '  format: "jsonline" is refused, expected one of "csv", "tensorboard", "parquet", "api", "broken", '
+        '"jsonlines", "missing" or a list of them (did you mean "jsonlines"?)',
         "c.json: 1 problem in the configuration",
         "  alert.rules[0].args.limit: -1 is not allowed; it takes a number >= 0",
     ]
