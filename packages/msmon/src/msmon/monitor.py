@@ -16,7 +16,7 @@ from msmon.config import Config, DynamicSwitch, Period
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
 from msmon.forks import leave_in_children
 from msmon.metrics_calls import MetricsCalls
-from msmon.outputs import make_run_dir
+from msmon.outputs import check_output_dir, make_run_dir
 from msmon.requests import ends_program
 from msmon.session import Place, Session
 from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
@@ -75,12 +75,12 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         self._output_dir = configuration.output_dir()
         self._dynamic = configuration.dynamic_mode()
         self._config = Config()
-        self._run_dir: Path | None = None
         if not self._dynamic:
             self._config = configuration.load_config(config_file_path)
             for warning in self._config.warnings:
                 logger.warning("%s: %s", self._config.source, warning)
-            self._run_dir = self._new_run_dir(self._config)
+            if self._monitored(self._config):
+                check_output_dir(self._config, self._output_dir)
         self._switch: DynamicSwitch | None = None
         self._period: Period | None = None
         self._attachment: Any = None
@@ -156,6 +156,8 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         self.close()
         self._starting, self._switching = Guarded("the model"), Guarded("start and stop")
         self._dp_group, self._tp_group = dp_group, tp_group
+        # The script may have made the monitor before the process group.
+        self._rank = self._find_rank()
         self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=_NEVER)
         if self._dynamic:
             args = (models, optimizer, self._clock, None, NoObserver(), Coverage())
@@ -165,16 +167,15 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
             self._switching.run(self._switch.begin, start_iteration)
         elif self._monitored(self._config):
             self._clock.reschedule(_schedule(self._config, self._config.start_step))
-            run_dir, self._run_dir = self._run_dir or self._new_run_dir(self._config), None
-            self._starting.run(self._begin_session, models, optimizer, run_dir)
+            self._starting.run(self._begin_session, models, optimizer)
         elif ends_program(self._config):
             # The program ends on all ranks, or those that go on would wait for this one's peers for ever.
             self._clock.reschedule(_schedule(self._config, self._config.start_step))
             request = Request(ends_program=True)
             self._attachment = self._attach(models, optimizer, self._clock, request, NoObserver(), Coverage())
 
-    def _begin_session(self, models: Sequence[Any], optimizer: Any, run_dir: Path | None) -> None:
-        session = self._session = self._new_session(self._config, run_dir)
+    def _begin_session(self, models: Sequence[Any], optimizer: Any) -> None:
+        session = self._session = self._new_session(self._config, self._new_run_dir(self._config))
         request = self._request(session)
         args = (models, optimizer, self._clock, request, session.collector, session.coverage)
         self._attachment = self._attach(*args)

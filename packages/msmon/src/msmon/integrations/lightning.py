@@ -61,6 +61,9 @@ class MsmonCallback(_Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The strategy has wrapped the module and made the optimizers: put the hooks on."""
+        if self.monitor is not None:
+            # Training begins again: a smaller batch after an error, or a second call.
+            self.monitor.close()
         groups = dict(self._groups)
         self.monitor = TrainerMon(
             self._config_file_path, process_group=groups.pop("process_group", None), params_have_main_grad=False

@@ -52,6 +52,9 @@ class MsmonCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is wrapped and the optimizer is made: put the hooks on."""
         model = kwargs["model"]
+        if self.monitor is not None:
+            # Training begins again: a smaller batch after an error, or a second call.
+            self.monitor.close()
         groups = dict(self._groups)
         self.monitor = TrainerMon(
             self._config_file_path, process_group=groups.pop("process_group", None), params_have_main_grad=False
