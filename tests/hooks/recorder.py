@@ -100,6 +100,7 @@ class Monitored:
         return notes
 
     def close(self) -> None:
+        self.parameters = [entry["name"] for entry in self.attachment.describe()]
         self.attachment.close()
 
     def __enter__(self) -> Monitored:

@@ -128,8 +128,7 @@ def missing_rows(monitored: Monitored, case: Case, monitor: str, activations: Ex
     """What coverage should list: parameters that have no such tensor, modules that were never called, activations
     that no gradient reached."""
     kinds = {"wg": GRADIENTS, "mbs": GRADIENTS, "mv": MOMENTS, "param": WEIGHTS, "all": GRADIENTS + MOMENTS + WEIGHTS}
-    names = [entry["name"] for entry in monitored.attachment.describe()]
-    found = {(kind, name) for kind in kinds.get(monitor, ()) for name in names}
+    found = {(kind, name) for kind in kinds.get(monitor, ()) for name in monitored.parameters}
     if case is CASES["momentum"]:
         found = {(kind, name) for kind, name in found if kind != "exp_avg_sq"}
     found -= {(data_type, name) for data_type, name, _, _ in monitored.recorder.rows}
