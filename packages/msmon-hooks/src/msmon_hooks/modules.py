@@ -80,13 +80,13 @@ class ModuleHooks:
         self._called = self._explained = False
         self._next_end = count().__next__
 
-    def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames, calls: CallHooks) -> None:
+    def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames, call_hooks: CallHooks) -> None:
         """Hook every module that is asked for. Called again, what has changed since.
 
         Args:
             modules: stage and plain name to module, for all modules.
             names: what rows call them.
-            calls: takes the hooks.
+            call_hooks: takes the hooks.
         """
         wanted: dict[tuple[int, str], tuple[Any, Sides]] = {}
         for (stage, name), module in modules.items():
@@ -100,8 +100,8 @@ class ModuleHooks:
         for key, hooked in list(self._hooked.items()):
             if key not in wanted or wanted[key][0] is not hooked.module:
                 del self._hooked[key]
-                calls.remove(hooked.module, hooked.enter)
-                calls.remove(hooked.module, hooked.leave)
+                call_hooks.remove(hooked.module, hooked.enter)
+                call_hooks.remove(hooked.module, hooked.leave)
                 if not hooked.enter.site.called:
                     self._explain(hooked.enter.site, "removed from the model")
         for key, (module, sides) in wanted.items():
@@ -110,8 +110,8 @@ class ModuleHooks:
             stage, name = key
             site = known.get(key) or Site(names(stage, name), stage, sides)
             hooked = self._hooked[key] = _Hooked(module, _Enter(self, site), _Leave(self, site))
-            calls.add(module, hooked.enter)
-            calls.add(module, hooked.leave)
+            call_hooks.add(module, hooked.enter)
+            call_hooks.add(module, hooked.leave)
             if not site.called:
                 why = unseen.get(id(module))
                 reason = NOT_FIRED if why is None else f"{NOT_FIRED}: {why}"
