@@ -65,13 +65,20 @@ class Readers:
         self._momentum: MomentumHooks | None = None
         self._parameters = guards("parameters")
         forwards = self.forwards = TrainingForwards(recording, models, guards("micro-steps", self._micro_steps_failed))
-        self._gradients = ActivationGradients(recording) if request.activation_gradients else None
-        reads = request.activations or request.activation_gradients
-        self._activations = ModuleHooks(recording, forwards, self._gradients) if reads else None
-        self._features = L2Hooks(recording, forwards, self._call_hooks) if request.l2_features else None
-        self._structure = StructureHooks(recording, forwards, hooks.call_hooks()) if request.on_structure else None
-        self._stacks = StackHooks(recording, forwards, hooks.call_hooks()) if request.on_stacks else None
+        self._activations: ModuleHooks | None = None
+        self._features: L2Hooks | None = None
+        self._structure: StructureHooks | None = None
+        self._stacks: StackHooks | None = None
         self._collectives: CollectiveRows | None = None
+        if request.activations or request.activation_gradients:
+            gradients = ActivationGradients(recording) if request.activation_gradients else None
+            self._activations = ModuleHooks(recording, forwards, self._call_hooks, gradients)
+        if request.l2_features:
+            self._features = L2Hooks(recording, forwards, self._call_hooks)
+        if request.on_structure is not None:
+            self._structure = StructureHooks(recording, forwards, hooks.call_hooks())
+        if request.on_stacks is not None:
+            self._stacks = StackHooks(recording, forwards, hooks.call_hooks())
         if request.collectives is not None:
             self._collectives = hooks.collective_rows(recording, request.collectives)
 
@@ -115,7 +122,7 @@ class Readers:
         for stage in range(len(self._models)):
             self._module_names.learn(stage, [name for at, name in modules if at == stage])
         if self._activations is not None:
-            self._activations.guard.run(self._activations.attach, modules, self._module_names, self._call_hooks)
+            self._activations.guard.run(self._activations.attach, modules, self._module_names)
         if self._features is not None:
             self._features.guard.run(self._features.attach, modules, self._module_names)
 
