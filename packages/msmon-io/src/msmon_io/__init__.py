@@ -3,11 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from msmon_io.background import Background
-from msmon_io.cells import decode_cell, utf8
 from msmon_io.conversion import DATA_TYPES
 from msmon_io.csv2parquet import convert_to_parquet
 from msmon_io.csv2tensorboard import csv2tensorboard_by_step
-from msmon_io.csv_reader import BrokenLine, data_type_of, read_csv
+from msmon_io.csv_reader import BrokenLine, HeaderError, data_type_of, read_csv, read_header, steps_of
 from msmon_io.csv_writer import CsvWriter, write_text_csv
 from msmon_io.files import OutsideError, write_bytes, write_json
 from msmon_io.losses import Losses
@@ -34,17 +33,19 @@ from msmon_io.writers import (
 )
 
 if TYPE_CHECKING:
+    from msmon_io.arrow_csv import read_arrow as read_arrow
     from msmon_io.parquet_writer import ParquetWriter as ParquetWriter
     from msmon_io.tensorboard_writer import TensorBoardWriter as TensorBoardWriter
 
 __version__ = "0.1.0"
 
-# Public too, but not for `import *`, which must work without the extras: ParquetWriter and TensorBoardWriter.
+# Public too, but not for `import *`, which must work without the extras: ParquetWriter, TensorBoardWriter and read_arrow.
 __all__ = [
     "DATA_TYPES",
     "Background",
     "BrokenLine",
     "CsvWriter",
+    "HeaderError",
     "Losses",
     "MemoryWriter",
     "OutsideError",
@@ -58,7 +59,6 @@ __all__ = [
     "create_run_dir",
     "csv2tensorboard_by_step",
     "data_type_of",
-    "decode_cell",
     "find_run_dir",
     "format_number",
     "newest_run_dirs",
@@ -66,9 +66,10 @@ __all__ = [
     "open_writers",
     "parse_stamp",
     "read_csv",
+    "read_header",
     "run_dirs",
     "run_dirs_between",
-    "utf8",
+    "steps_of",
     "write_bytes",
     "write_json",
     "write_text_csv",
@@ -86,4 +87,8 @@ def __getattr__(name: str) -> Any:
         from msmon_io.parquet_writer import ParquetWriter
 
         return ParquetWriter
+    if name == "read_arrow":
+        from msmon_io.arrow_csv import read_arrow
+
+        return read_arrow
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

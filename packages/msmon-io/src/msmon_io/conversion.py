@@ -13,7 +13,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from msmon_io.csv_reader import BrokenLine, data_type_of, first_step_of
+from msmon_io.csv_reader import BrokenLine, data_type_of, steps_of
 from msmon_io.files import PathLike, make_dir, write_json
 from msmon_io.progress import Progress
 from msmon_io.run_dirs import RunDir, run_dirs, run_dirs_between
@@ -112,7 +112,7 @@ def find_sources(
         )
     sources = []
     for (run, data_type), files in sorted(found.items()):
-        files.sort(key=first_step_of)
+        files.sort(key=steps_of)
         sizes = [path.stat().st_size for path in files]
         sources.append(Source(run=run, data_type=data_type, files=files, sizes=sizes))
     return sources

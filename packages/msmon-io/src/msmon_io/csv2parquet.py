@@ -19,8 +19,9 @@ from msmon_io.conversion import (
     run_conversion,
     split,
 )
-from msmon_io.csv_reader import HeaderError, first_step_of, read_csv
+from msmon_io.csv_reader import steps_of
 from msmon_io.files import PathLike
+from msmon_io.numbers import COUNT_OPS
 from msmon_io.workers import Message
 
 # More than while training: nobody waits for single steps, and larger files are read faster.
@@ -99,27 +100,38 @@ def convert_piece(
 ) -> Message:
     """Convert consecutive files of one rank and data type."""
     from msmon_io.arrow_csv import read_arrow
-    from msmon_io.parquet_writer import to_arrow
 
     run = os.path.basename(run_dir)
     part = _Part(run=run, rank=rank, data_type=data_type, data_set=Path(data_set))
     on_broken = reporter(report)
     rows = 0
     for path in files:
-        whole = read_arrow(path, run)
-        if whole is not None:
-            part.add(first_step_of(path), whole)
-            rows += whole.num_rows
-        else:
-            try:
-                for table in read_csv(path, on_broken=on_broken):
-                    part.add(table.step, to_arrow(table, run))
-                    rows += len(table)
-            except HeaderError as error:
-                on_broken(error.broken)
+        table = read_arrow(path, on_broken=on_broken, use_threads=False)
+        if table is not None:
+            part.add(steps_of(path)[0], _like_the_writer(table, run))
+            rows += table.num_rows
         report({"bytes": os.path.getsize(path)})
     part.write()
     return {"rows": rows}
+
+
+def _like_the_writer(table: pa.Table, run: str) -> pa.Table:
+    """The columns that `ParquetWriter` makes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = table.num_rows
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    for op in COUNT_OPS & columns.keys():
+        # What is no count, nan among them, is not known.
+        is_count = pc.and_(pc.less(pc.abs(columns[op]), 2.0**53), pc.equal(columns[op], pc.floor(columns[op])))
+        columns[op] = pc.if_else(is_count, columns[op], None).cast(pa.int64())
+    leading = {
+        "run": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [run]),
+        **{name: columns.pop(name) for name in ("vpp_stage", "name", "step")},
+        "micro_step": columns.pop("micro_step", pa.nulls(rows, pa.int32())),
+    }
+    return pa.table({**leading, **columns})
 
 
 @define(kw_only=True)
