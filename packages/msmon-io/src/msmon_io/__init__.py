@@ -9,6 +9,7 @@ from msmon_io.csv2tensorboard import csv2tensorboard_by_step
 from msmon_io.csv_reader import BrokenLine, HeaderError, data_type_of, read_csv, read_header, steps_of
 from msmon_io.csv_writer import CsvWriter, write_text_csv
 from msmon_io.files import OutsideError, write_bytes, write_json
+from msmon_io.launches import Launch, group_launches, launches, newest_run_dirs, ranges
 from msmon_io.losses import Losses
 from msmon_io.memory_writer import MemoryWriter
 from msmon_io.numbers import format_number
@@ -16,7 +17,6 @@ from msmon_io.run_dirs import (
     RunDir,
     create_run_dir,
     find_run_dir,
-    newest_run_dirs,
     parse_stamp,
     run_dirs,
     run_dirs_between,
@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Public too, but not for `import *`, which must work without the extras: ParquetWriter, TensorBoardWriter and read_arrow.
+# Public too, but not for `import *`, which must work without the extras: ParquetWriter, TensorBoardWriter, read_arrow.
 __all__ = [
     "DATA_TYPES",
     "Background",
     "BrokenLine",
     "CsvWriter",
     "HeaderError",
+    "Launch",
     "Losses",
     "MemoryWriter",
     "OutsideError",
@@ -61,10 +62,13 @@ __all__ = [
     "data_type_of",
     "find_run_dir",
     "format_number",
+    "group_launches",
+    "launches",
     "newest_run_dirs",
     "open_writer",
     "open_writers",
     "parse_stamp",
+    "ranges",
     "read_csv",
     "read_header",
     "run_dirs",

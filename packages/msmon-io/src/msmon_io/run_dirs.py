@@ -109,11 +109,6 @@ def run_dirs(output_dir: PathLike, *, rank: int | None = None, before: datetime 
     return sorted(found)
 
 
-def newest_run_dirs(output_dir: PathLike) -> dict[int, Path]:
-    """Each rank's newest run directory, by rank."""
-    return {run.rank: run.path for run in sorted(run_dirs(output_dir), key=lambda run: (run.rank, run.time))}
-
-
 def run_dirs_between(
     output_dir: PathLike, time_start: str | None, time_end: str | None, *, rank: int | None = None
 ) -> list[RunDir]:
