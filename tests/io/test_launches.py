@@ -34,7 +34,7 @@ def test_a_smaller_launch_after_a_larger_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world_size", [4, None])
 def test_fewer_ranks_of_as_many(tmp_path: Path, world_size: int | None) -> None:
-    """Nothing but time tells that ranks 2 and 3 are of the first launch; a rank that is there twice says where to cut."""
+    """Nothing but time tells that ranks 2 and 3 are of the first launch; a rank that is there twice says where."""
     make(tmp_path, "Mar01_10-00-00", range(4), world_size)
     make(tmp_path, "Mar01_10-03-00", range(2), world_size)
     of = " of 4" if world_size else ""
@@ -65,7 +65,7 @@ def test_a_rank_without_run_json_belongs_to_those_beside_it(tmp_path: Path) -> N
 
 
 def test_a_resumed_launch_goes_on_in_the_old_directories(tmp_path: Path) -> None:
-    """Ranks 0 and 1 append; ranks 2 and 3 are new, and so are their directories. `run.json` is that of the last launch."""
+    """Ranks 0 and 1 append; ranks 2 and 3 are new, and so are their directories. `run.json` is the last launch's."""
     make(tmp_path, "Mar01_10-00-00", [0, 1], 4, "2026-03-05T08:00:00+01:00")
     make(tmp_path, "Mar03_10-00-00", [0, 1], 2, "2026-03-03T10:00:00+01:00")
     make(tmp_path, "Mar05_08-00-00", [2, 3], 4, "2026-03-05T08:00:02+01:00")

@@ -18,6 +18,7 @@ from msmon_io.run_dirs import (
     create_run_dir,
     find_run_dir,
     parse_stamp,
+    run_dir_named,
     run_dirs,
     run_dirs_between,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "ranges",
     "read_csv",
     "read_header",
+    "run_dir_named",
     "run_dirs",
     "run_dirs_between",
     "steps_of",
