@@ -20,8 +20,8 @@ from msmon.reading.row_files import KEYS
 from msmon.reading.statistics import Floats
 from msmon.reading.tensor_entries import TensorEntry
 from msmon.reading.whole_tensors import WholeBlock, whole_blocks
-from msmon.tables import TEXT_OPS, number_ops
-from msmon_io import ranges
+from msmon.tables import number_ops
+from msmon_io import TEXT_OPS, ranges
 from msmon_stats import OPS
 
 __all__ = ["MergeReport", "merge_ranks"]

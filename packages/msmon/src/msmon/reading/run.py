@@ -19,25 +19,10 @@ from msmon.reading.partials_files import partials_files
 from msmon.reading.row_files import KEYS, RowFile
 from msmon.reading.statistics import TEXT
 from msmon.reading.tensor_entries import TensorEntry, tensor_entries
+from msmon_hooks import DATA_TYPES
 from msmon_io import Launch, group_launches, launches
 
-#: Data types in the order of a training step: what the forward used, forward, backward, update.
-ORDER = (
-    "param_origin",
-    "actv",
-    "attention_hook",
-    "moe_router_logit_hook",
-    "actv_grad",
-    "grad_unreduced",
-    "grad_reduced",
-    "exp_avg",
-    "exp_avg_sq",
-    "linear_hook",
-    "moe_router_weight_hook",
-    "other",
-    "param_updated",
-)
-
+_POSITIONS = {name: position for position, name in enumerate(DATA_TYPES)}
 _RANK = re.compile(r"-rank(\d+)")
 
 
@@ -106,7 +91,7 @@ class Run:
 
 def execution_position(data_type: str) -> tuple[int, str]:
     """Sorts data types in the order of a training step."""
-    return (ORDER.index(data_type) if data_type in ORDER else len(ORDER), data_type)
+    return _POSITIONS.get(data_type, len(_POSITIONS)), data_type
 
 
 def open_run(path: str | Path) -> Run:
