@@ -102,7 +102,7 @@ def convert_piece(
     from msmon_io.arrow_csv import read_arrow
 
     run = os.path.basename(run_dir)
-    part = _Part(run=run, rank=rank, data_type=data_type, data_set=Path(data_set))
+    part = _NextFile(run=run, rank=rank, data_type=data_type, data_set=Path(data_set))
     on_broken = reporter(report)
     rows = 0
     for path in files:
@@ -135,7 +135,7 @@ def _like_the_writer(table: pa.Table, run: str) -> pa.Table:
 
 
 @define(kw_only=True)
-class _Part:
+class _NextFile:
     """The rows of the file to be written next."""
 
     run: str

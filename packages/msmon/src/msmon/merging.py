@@ -19,14 +19,15 @@ from msmon.reading.index import NO_MICRO_STEP, Index, Ints, RowNumbers, build_in
 from msmon.reading.row_files import KEYS
 from msmon.reading.statistics import Floats
 from msmon.reading.tensor_entries import TensorEntry
-from msmon.reading.whole_tensors import WholeBlock, whole_blocks
+from msmon.reading.whole_tensors import OWN, WholeBlock, whole_blocks
 from msmon.tables import number_ops
+from msmon_hooks import DATA_TYPES
 from msmon_io import TEXT_OPS, ranges
 from msmon_stats import OPS
 
 __all__ = ["MergeReport", "merge_ranks"]
 
-WHOLE_TYPES = ("grad_reduced", "exp_avg", "exp_avg_sq", "param_origin", "param_updated")
+WHOLE_TYPES = {name for name, one in DATA_TYPES.items() if one.of_parameters} - OWN
 """What all ranks have in common. The rest (activations, gradients before the reduction) is each rank's own, and is
 joined only where its shards are of one tensor (tensor parallelism)."""
 

@@ -18,7 +18,7 @@ from msmon.forks import leave_in_children
 from msmon.metrics_calls import MetricsCalls
 from msmon.outputs import check_output_dir, make_run_dir
 from msmon.requests import ends_program
-from msmon.session import Place, Session
+from msmon.session import Session, TrainingProcess
 from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
@@ -239,7 +239,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         return make_run_dir(config, self._output_dir, self._rank) if self._monitored(config) else None
 
     def _new_session(self, config: Config, run_dir: Path | None) -> Session:
-        place = Place(
+        process = TrainingProcess(
             framework=self.framework,
             rank=self._rank,
             world_size=self._find_world_size(),
@@ -248,7 +248,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
             data=self._group_ranks(self._dp_group),
             tensor=self._group_ranks(self._tp_group),
         )
-        return Session(config, place, run_dir, self._make_buffer(), owner=self)
+        return Session(config, process, run_dir, self._make_buffer(), owner=self)
 
     def _after_step(self, event: StepEnd) -> None:
         """A step is over: what is in force for the next one?"""

@@ -17,10 +17,9 @@ from msmon.reading.errors import UnusableRun
 from msmon.reading.parquet_files import parquet_files, stored_runs
 from msmon.reading.partials_files import partials_files
 from msmon.reading.row_files import KEYS, RowFile
-from msmon.reading.statistics import TEXT
 from msmon.reading.tensor_entries import TensorEntry, tensor_entries
 from msmon_hooks import DATA_TYPES
-from msmon_io import Launch, group_launches, launches
+from msmon_io import TEXT_OPS, Launch, group_launches, launches
 
 _POSITIONS = {name: position for position, name in enumerate(DATA_TYPES)}
 _RANK = re.compile(r"-rank(\d+)")
@@ -53,7 +52,7 @@ class RankRun:
         """The columns with numbers of a data type, in the order of the files."""
         headers = dict.fromkeys(file.columns for file in self.files.get(data_type, ()))
         found = dict.fromkeys(column for header in headers for column in header)
-        return tuple(column for column in found if column not in KEYS and column not in TEXT)
+        return tuple(column for column in found if column not in KEYS and column not in TEXT_OPS)
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -15,15 +15,18 @@ from msmon.reading.run import RankRun, Run
 from msmon.reading.statistics import Floats
 from msmon.reading.stored_rows import NOTHING, StoredRows
 from msmon.reading.written_digits import mergeable, to_partials
+from msmon_hooks import DATA_TYPES
 from msmon_stats import FIELDS, OPS, finalize, merge
 
 Mask = npt.NDArray[np.bool_]
 Rename = Callable[[TensorKey], TensorKey]
 
 #: Data types of which ranks share the values: split by batch, by features, or repeated.
-ACTIVATIONS = frozenset({"actv", "attention_hook", "moe_router_logit_hook"})
-#: Statistics of which the one of the whole follows from those of any such parts.
-_EXTREMES: dict[str, Any] = {"min": np.minimum, "max": np.maximum, "absmax": np.maximum}
+ACTIVATIONS = frozenset(name for name, one in DATA_TYPES.items() if one.phase == "forward")
+#: Data types whose values are each rank's own: with other ranks they are other values.
+OWN = frozenset(name for name, one in DATA_TYPES.items() if one.in_micro_steps) - ACTIVATIONS
+#: Statistics of which the one of the whole follows from those of any shares of an activation.
+EXTREMES: dict[str, Any] = {"min": np.minimum, "max": np.maximum, "absmax": np.maximum}
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -118,7 +121,7 @@ class _Joined:
         """Take the values as those of whole tensors."""
         for number, stat in enumerate(self._index.stats):
             values, present = self._whole.values[number], self._whole.present[number]
-            worse = _EXTREMES.get(stat) if self._index.data_type in ACTIVATIONS else None
+            worse = EXTREMES.get(stat) if self._index.data_type in ACTIVATIONS else None
             if worse is not None:
                 both = present & block.present[number]
                 values[both] = worse(values[both], block.values[number][both])

@@ -13,12 +13,7 @@ from msmon.reading.diff.rules import NameRules, Side
 from msmon.reading.errors import UnusableRun
 from msmon.reading.index import Index, TensorKey, build_index
 from msmon.reading.run import Run
-from msmon.reading.whole_tensors import ACTIVATIONS, exact_blocks, whole_blocks
-
-#: Values that are each rank's own: with other ranks they are other values.
-_OWN = frozenset({"grad_unreduced", "actv_grad"})
-#: Statistics of an activation that are right however ranks share it: split by batch, by features or repeated.
-_SHARED = ("min", "max", "absmax")
+from msmon.reading.whole_tensors import ACTIVATIONS, EXTREMES, OWN, exact_blocks, whole_blocks
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -78,9 +73,9 @@ def pair_runs(a: SidedRun, b: SidedRun) -> Pairs:
         if only:
             notes.append(f"only run {one.side.upper()} recorded {', '.join(only)}")
     merged = not same_layout(a.run, b.run)
-    left = [data_type for data_type in common if merged and data_type in _OWN]
+    left = [data_type for data_type in common if merged and data_type in OWN]
     if left:
-        common = [data_type for data_type in common if data_type not in _OWN]
+        common = [data_type for data_type in common if data_type not in OWN]
         notes.append(f"{', '.join(left)} cannot be compared: with other ranks each holds another part of the batch")
     indices: list[Index] = []
     one_sided: list[OneSided] = []
@@ -93,7 +88,7 @@ def pair_runs(a: SidedRun, b: SidedRun) -> Pairs:
             if len(index.steps) > len(both.steps):
                 more_steps.setdefault((len(index.steps) - len(both.steps), name), []).append(data_type)
         if merged and data_type in ACTIVATIONS:
-            both = attrs.evolve(both, stats=tuple(stat for stat in both.stats if stat in _SHARED))
+            both = attrs.evolve(both, stats=tuple(stat for stat in both.stats if stat in EXTREMES))
             notes.append(
                 f"{data_type}: ranks can share activations in several ways, so of the merged ones only "
                 f"{', '.join(both.stats) or 'nothing'} is compared"
