@@ -120,10 +120,9 @@ print(message(lambda: open_writer("tensorboard", WriterContext(run_dir=run_dir))
 print(message(lambda: msmon_io.ParquetWriter))
 print(message(lambda: csv2tensorboard_by_step(run_dir.parent)))
 print(message(lambda: convert_to_parquet(run_dir.parent)))
-from msmon_io.progress import Progress
-with Progress(40, "converting") as progress:
-    for _ in range(40):
-        progress.advance(1)
+from msmon_io import progress_bar
+with progress_bar(1, "converting") as advance:
+    advance(1)
 """
 
 
@@ -140,7 +139,7 @@ def test_attrs_alone_is_enough_for_csv(tmp_path: Path) -> None:
     }
     assert done.stdout.splitlines() == [needs["tensorboard"], needs["parquet"]] * 2
     assert (run_dir / "actv_0-0.csv").is_file()
-    assert done.stderr.splitlines() == [f"converting: {percent} %" for percent in range(10, 101, 10)]
+    assert done.stderr == ""
     # The same check does fail where something heavy is imported.
     broken = code.replace("import msmon_io\n", "import msmon_io, pyarrow\n", 1)
     broken = broken.replace(repr(refused), "()")

@@ -12,6 +12,7 @@ from msmon_io.launches import Launch, group_launches, launches, newest_run_dirs,
 from msmon_io.losses import Losses
 from msmon_io.memory_writer import MemoryWriter
 from msmon_io.numbers import format_number
+from msmon_io.progress import progress_bar
 from msmon_io.run_dirs import (
     RunDir,
     create_run_dir,
@@ -69,6 +70,7 @@ __all__ = [
     "open_writer",
     "open_writers",
     "parse_stamp",
+    "progress_bar",
     "ranges",
     "read_csv",
     "read_header",

@@ -15,7 +15,7 @@ from attrs import frozen
 
 from msmon_io.csv_reader import BrokenLine, data_type_of, steps_of
 from msmon_io.files import PathLike, make_dir, write_json
-from msmon_io.progress import Progress
+from msmon_io.progress import progress_bar
 from msmon_io.run_dirs import RunDir, run_dirs, run_dirs_between
 from msmon_io.workers import Message, run_pieces
 
@@ -132,11 +132,11 @@ def run_conversion(
     """
     broken: dict[str, int] = {}
     order = sorted(range(len(pieces)), key=lambda number: -sizes[number])
-    with Progress(sum(sizes), description) as progress:
+    with progress_bar(sum(sizes), description) as advance:
 
         def report(message: Message) -> None:
             if "bytes" in message:
-                progress.advance(message["bytes"])
+                advance(message["bytes"])
                 return
             path = message["path"]
             broken[path] = broken.get(path, 0) + 1

@@ -40,7 +40,7 @@ _ALL = (
     Command(
         name="anomalies",
         summary="the first anomalies of all ranks, earliest first",
-        module="msmon_alert.cli",
+        module="msmon.cli.anomalies",
         own_parser=True,
     ),
     Command(name="show", summary="a run's summary in the terminal", module="msmon.cli.show"),

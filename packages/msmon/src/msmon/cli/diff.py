@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from msmon.cli.reading import console, fail, number, progress, table, text
+from msmon.cli.reading import console, fail, number, status_line, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     size = None
     try:
         rules = read_rules(args.map) if args.map else None
-        with progress("comparing") as tell:
+        with status_line("comparing") as tell:
             options = {
                 "rtol": args.rtol,
                 "atol": args.atol,

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from msmon.config.problems import printable
+
 
 def console() -> Console:
     """For results. Piped into a file or a pager there is no terminal whose width could be asked."""
@@ -15,7 +17,7 @@ def console() -> Console:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[str], None]]:
+def status_line(what: str) -> Iterator[Callable[[str], None]]:
     """A line on the terminal that says what is being read, and disappears; nothing where there is no terminal."""
     errors = Console(stderr=True, highlight=False)
     if not errors.is_terminal:
@@ -33,8 +35,7 @@ def fail(command: str, error: object) -> int:
 
 def text(value: object, style: str = "") -> Text:
     """Text as it is: no markup, and nothing that a terminal would obey, whatever a module is called."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
-    return Text(shown, style=style, overflow="fold")
+    return Text(printable(str(value)), style=style, overflow="fold")
 
 
 def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:

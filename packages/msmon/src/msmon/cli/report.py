@@ -9,7 +9,7 @@ import re
 import webbrowser
 from pathlib import Path
 
-from msmon.cli.reading import console, fail, progress, text
+from msmon.cli.reading import console, fail, status_line, text
 
 EPILOG = """\
 examples:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         return fail("report", error)
     try:
-        with progress("reading") as tell:
+        with status_line("reading") as tell:
             written = write_report(args.run, args.output, tensors=args.tensors, progress=tell)
     except UnusableRun as error:
         return fail("report", error)

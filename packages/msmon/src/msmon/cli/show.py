@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from msmon.cli.reading import console, fail, number, progress, table, text
+from msmon.cli.reading import console, fail, number, status_line, table, text
 
 if TYPE_CHECKING:
     from msmon.reading.summary import Summary
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         return fail("show", error)
     try:
-        with progress("reading") as tell:
+        with status_line("reading") as tell:
             summary = summarize(args.run, progress=tell)
     except UnusableRun as error:
         return fail("show", error)
