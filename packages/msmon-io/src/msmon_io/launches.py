@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -16,6 +16,7 @@ from msmon_io.run_dirs import RunDir, format_stamp, run_dirs
 
 # Ranks of one launch begin together, give or take what they need to load.
 _TOGETHER = timedelta(minutes=30)
+_WORLD_SIZE, _START_TIME = re.compile(rb'"world_size": *(\d{1,9})\b'), re.compile(rb'"start_time": *"([ -~]{1,40})"')
 # Nobody starts a training again so soon: the monitor of one launch was given another configuration.
 _AT_ONCE = timedelta(seconds=10)
 
@@ -106,13 +107,15 @@ class _Started:
 
     @classmethod
     def of(cls, run: RunDir) -> _Started:
-        time, size = run.time, None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            info = json.loads((run.path / "run.json").read_bytes())
-            size = info["world_size"] if type(info["world_size"]) is int else None
+        time, head = run.time, b""
+        with contextlib.suppress(OSError), (run.path / "run.json").open("rb") as file:
+            # The tensors come behind; there may be thousands, and hundreds of such files.
+            head = file.read(4096)
+        size, start = _WORLD_SIZE.search(head), _START_TIME.search(head)
+        with contextlib.suppress(ValueError):
             # A resumed training goes on in an older directory. Stamps are local time, without a zone.
-            time = datetime.fromisoformat(info["start_time"]).replace(tzinfo=None)
-        return cls(time=time, run=run, world_size=size)
+            time = datetime.fromisoformat(start[1].decode()).replace(tzinfo=None) if start else time
+        return cls(time=time, run=run, world_size=int(size[1]) if size else None)
 
     def fits(self, other: _Started) -> bool:
         """Whether they can be of one launch."""

@@ -68,7 +68,7 @@ def merge_ranks(output_dir: str | Path, destination: str | Path | None = None) -
         OSError: a file cannot be read or written.
     """
     run = open_run(output_dir)
-    _check(run)
+    _check(run, named=Path(output_dir) != run.directory)
     destination = run.directory / "merged" if destination is None else Path(destination)
     report = MergeReport(sources={rank: one.directory for rank, one in run.ranks.items()}, notes=run.notes)
     for stage in sorted({rank.pp_stage for rank in run.ranks.values()}):
@@ -77,14 +77,16 @@ def merge_ranks(output_dir: str | Path, destination: str | Path | None = None) -
     return report
 
 
-def _check(run: Run) -> None:
-    if not run.launches:
+def _check(run: Run, *, named: bool) -> None:
+    newest = run.launch
+    if newest is None:
         raise UnusableRun(
             f"{run.directory}: no run directories in it; give the output directory, which holds one of each rank"
         )
-    newest, *older = run.launches
-    for other in older:
-        if not newest.is_whole and other.world_size == newest.world_size and other.run_dirs.keys() - newest.run_dirs:
+    for other in reversed(run.launches):
+        if newest.is_whole or named or other.world_size != newest.world_size:
+            continue
+        if other.run_dirs.keys() - newest.run_dirs:
             raise UnusableRun(
                 f"{run.directory}: the newest launch, {newest}, has not all ranks, and an older one has others, "
                 f"{other}: say which is meant, {run.directory / newest.stamp} or {run.directory / other.stamp}"

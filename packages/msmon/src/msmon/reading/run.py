@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,10 @@ class Run:
     """In the order of the rank numbers."""
     notes: list[str]
     """What a reader should know about how the run was read."""
+    launch: Launch | None = None
+    """What is read; None: these are no run directories."""
     launches: Sequence[Launch] = ()
-    """The launch that is read, then older ones in the directory, newest first; empty: these are no run directories."""
+    """All that there are in the directory, oldest first."""
 
     @cached_property
     def data_types(self) -> tuple[str, ...]:
@@ -81,6 +83,13 @@ class Run:
     def info(self) -> Mapping[str, Any]:
         """`run.json` of the first rank that has one."""
         return next((rank.info for rank in self.ranks.values() if rank.info), {})
+
+    @property
+    def anomaly_ranks(self) -> Collection[int] | None:
+        """The ranks whose `anomaly.json` is of this launch, if there are others: each begins the file anew."""
+        if self.launch is None or len(self.launches) == 1:
+            return None
+        return self.launch.run_dirs if self.launch is self.launches[-1] else ()
 
     def note(self, text: str) -> None:
         """Remember something to tell the reader, once."""
@@ -111,20 +120,21 @@ def open_run(path: str | Path) -> Run:
         what = "is a file, not a directory" if directory.exists() else "does not exist"
         raise UnusableRun(f"{directory} {what}: {way_out}")
     found = launches(directory) or group_launches(stored_runs(directory))
+    launch = found[-1] if found else None
+    notes: list[str] = []
     if stamp:
         named = [one for one in found if any(path.name.startswith(f"{stamp}-") for path in one.run_dirs.values())]
         if not named:
             there = f"; the launches in {directory} are {_listed(found)}" if found else ""
             raise UnusableRun(f"{path} does not exist: {way_out}{there}")
-        found = named[-1:]
-    notes: list[str] = []
-    if len(found) > 1:
+        launch = named[-1]
+    elif len(found) > 1:
         notes.append(
             f"{len(found)} launches; the newest is read, {found[-1]}, and not {_listed(found[:-1])}: "
             f"give {directory / found[-2].stamp} for one of these"
         )
     match = _RANK.search(directory.name)
-    directories = found[-1].run_dirs if found else {int(match[1]) if match else 0: directory}
+    directories = launch.run_dirs if launch else {int(match[1]) if match else 0: directory}
     ranks = {rank: _open_rank(rank, directories[rank], notes) for rank in sorted(directories)}
     filled = {rank: run for rank, run in ranks.items() if run.files}
     notes += [f"rank {rank}: {run.directory.name} holds no statistics" for rank, run in ranks.items() if not run.files]
@@ -132,9 +142,9 @@ def open_run(path: str | Path) -> Run:
         where = ", ".join(str(path) for path in directories.values()) or str(directory)
         raise UnusableRun(
             f"{directory} holds no statistics of a run: no <data type>_<first>-<last>.csv and no Parquet file of it in "
-            f"{where}; TensorBoard event files cannot be read back{f' ({notes[0]})' if len(found) > 1 else ''}"
+            f"{where}; TensorBoard event files cannot be read back{f' ({notes[0]})' if notes else ''}"
         )
-    return Run(directory=directory, ranks=filled, notes=notes, launches=found[::-1])
+    return Run(directory=directory, ranks=filled, notes=notes, launch=launch, launches=found)
 
 
 def _listed(found: Sequence[Launch]) -> str:

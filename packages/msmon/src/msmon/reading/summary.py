@@ -71,7 +71,7 @@ def summarize(path: str | Path, *, progress: Callable[[str], None] = lambda text
         (0, 99, 100)
     """
     run = open_run(path)
-    anomalies = read_anomalies(run.directory, run.notes)
+    anomalies = read_anomalies(run.directory, run.notes, run.anomaly_ranks)
     types = []
     for data_type in run.data_types:
         progress(data_type)
