@@ -106,12 +106,12 @@ class Pipeline:
             if key not in self._left_out:
                 self._left_out.add(key)
                 self.coverage.explain(ref.data_type, ref.name, reason, stage=ref.vpp_stage)
-        made = [table for row_set in rows.row_sets for table in tables(event.step, row_set)]
+        made = [table for group in rows.groups for table in tables(event.step, group)]
         for table in made:
             self.coverage.saw(table.data_type, table.names, table.vpp_stages)
         if self._alerts is not None:
-            for row_set in rows.row_sets:
-                self._alerting.run(self._alerts.observe, event, row_set.refs, row_set.values, row_set.stats)
+            for group in rows.groups:
+                self._alerting.run(self._alerts.observe, event, group.refs, group.values, group.stats)
         if rows.histograms:
             self._drawing.run(self._draw, event.step, rows, matrix)
         for writer, part in self._outputs:
@@ -119,7 +119,7 @@ class Pipeline:
                 part.run(writer.write, table)
             part.run(writer.flush)
         if self._partials is not None:
-            self._partials_part.run(self._partials.write, event.step, rows.row_sets[0].refs, rows.partials)
+            self._partials_part.run(self._partials.write, event.step, rows.groups[0].refs, rows.partials)
         self._latest = {table.data_type: table for table in made}
         self._steps += 1
         if time.monotonic() - self._coverage_written > SECONDS_BETWEEN_COVERAGE:

@@ -61,8 +61,8 @@ def _so_far(collector: Collector, data_type: str, config: Config, rank: int) -> 
     chosen = [index for index, ref in enumerate(refs) if ref.data_type == data_type]
     rows = step_rows([refs[index] for index in chosen], handles[chosen], matrix, config.ops)
     memory = msmon_io.MemoryWriter(rank=rank)
-    for row_set in rows.row_sets:
-        for table in tables(0, row_set):
+    for group in rows.groups:
+        for table in tables(0, group):
             memory.write(table)
     return memory.metrics(data_type)
 

@@ -14,7 +14,7 @@ from msmon_stats import OPS, finalize, merge
 
 
 @frozen(kw_only=True, eq=False)
-class RowSet:
+class Group:
     """Rows with the same columns."""
 
     refs: list[TensorRef]
@@ -44,10 +44,10 @@ def _merge_rows(
 class StepRows:
     """What a step recorded, sorted by what the numbers are."""
 
-    row_sets: list[RowSet]
-    """Statistics of tensors, then one set for each kind of L2 feature."""
+    groups: list[Group]
+    """Statistics of tensors, then one group for each kind of L2 feature."""
     partials: NDArray[np.float64]
-    """The sufficient statistics that the first set was made of, `[rows, 8]`."""
+    """The sufficient statistics that the first group was made of, `[rows, 8]`."""
     left_out: list[tuple[TensorRef, str]]
     """What has no row, and why."""
     histograms: list[TensorRef]
@@ -82,15 +82,15 @@ def step_rows(
     kept_refs, partials = [refs[index] for index in kept.tolist()], matrix[handles[kept]]
     if any(ref.merges for ref in kept_refs):
         kept_refs, partials = _merge_rows(kept_refs, partials)
-    row_sets = [RowSet(refs=kept_refs, values=finalize(partials, number_ops(ops)), ops=tuple(ops))]
+    groups = [Group(refs=kept_refs, values=finalize(partials, number_ops(ops)), ops=tuple(ops))]
     for name, rows in members.items():
         columns = DATA_TYPES[name].columns if name in DATA_TYPES else ()
         if columns:
             numbers = matrix[handles[rows]][:, : len(columns)]
-            row_sets.append(RowSet(refs=[refs[index] for index in rows], values=numbers, ops=columns))
+            groups.append(Group(refs=[refs[index] for index in rows], values=numbers, ops=columns))
     drawn = members.get(ADAM_HISTOGRAM, [])
     return StepRows(
-        row_sets=row_sets,
+        groups=groups,
         partials=partials,
         left_out=left_out,
         histograms=[refs[index] for index in drawn],
@@ -103,9 +103,9 @@ def number_ops(ops: Sequence[str]) -> list[str]:
     return [op for op in ops if op in OPS]
 
 
-def tables(step: int, row_set: RowSet) -> list[Table]:
+def tables(step: int, group: Group) -> list[Table]:
     """One table per data type, its rows in the documented order."""
-    refs, values, ops = row_set.refs, row_set.values, row_set.ops
+    refs, values, ops = group.refs, group.values, group.ops
     by_type: dict[str, list[int]] = {}
     for index, ref in enumerate(refs):
         by_type.setdefault(ref.data_type, []).append(index)
