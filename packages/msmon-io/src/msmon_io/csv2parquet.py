@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from msmon_io.conversion import (
-    check_data_types,
-    check_process_num,
-    find_sources,
-    logger,
-    replacing_directory,
-    reporter,
-    run_conversion,
-    split,
-)
+from msmon_io.conversion import Source, convert, reporter
 from msmon_io.csv_reader import steps_of
 from msmon_io.files import PathLike
 from msmon_io.numbers import COUNT_OPS
@@ -68,25 +59,23 @@ def convert_to_parquet(
     """
     from msmon_io.parquet_writer import DATA_SET
 
-    process_num = check_process_num(process_num)
-    sources = find_sources(monitor_path, time_start, time_end, check_data_types(data_type_list))
-    target = Path(os.path.abspath(Path(monitor_path) / DATA_SET if output_dirpath is None else output_dirpath))
-    with replacing_directory(target, MADE_BY) as directory:
-        split_sources = split(sources, process_num)
-        pieces: list[Message] = [
-            {
-                "files": files,
-                "run_dir": str(source.run.path),
-                "rank": source.run.rank,
-                "data_type": source.data_type,
-                "data_set": str(directory),
-            }
-            for source, files, _ in split_sources
-        ]
-        sizes = [size for _, _, size in split_sources]
-        rows, broken = run_conversion(f"{__name__}:convert_piece", pieces, sizes, process_num, "CSV to Parquet")
-    logger.info("%s: %d rows converted, %d broken lines passed over", target, rows, broken)
-    return target
+    def piece(number: int, source: Source, directory: Path) -> Message:
+        run = source.run
+        return {"run_dir": str(run.path), "rank": run.rank, "data_type": source.data_type, "data_set": str(directory)}
+
+    return convert(
+        monitor_path,
+        time_start,
+        time_end,
+        process_num,
+        data_type_list,
+        output_dirpath,
+        output_name=DATA_SET,
+        made_by=MADE_BY,
+        description="CSV to Parquet",
+        function=f"{__name__}:convert_piece",
+        piece=piece,
+    )
 
 
 def convert_piece(
