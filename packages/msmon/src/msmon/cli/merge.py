@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from msmon.cli.reading import fail, text
+from msmon.cli.reading import text
 
 EPILOG = """\
 examples:
@@ -36,15 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from msmon.merging import merge_ranks
-        from msmon.reading import UnusableRun
-    except ImportError as error:
-        return fail("merge", error)
-    try:
-        report = merge_ranks(args.run, args.output)
-    except UnusableRun as error:
-        return fail("merge", error)
+    from msmon.merging import merge_ranks
+
+    report = merge_ranks(args.run, args.output)
     for note in report.notes:
         print(text(f"note: {note}"), file=sys.stderr)
     for rank, path in report.sources.items():

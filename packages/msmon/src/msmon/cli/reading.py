@@ -1,6 +1,5 @@
 """What the commands that read a run have in common."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,12 +24,6 @@ def status_line(what: str) -> Iterator[Callable[[str], None]]:
         return
     with errors.status(what) as status:
         yield lambda text: status.update(f"{what}: {text}")
-
-
-def fail(command: str, error: object) -> int:
-    """Say on the error stream what is wrong with the input; returns exit status 2."""
-    print(f"msmon {command}: {error}", file=sys.stderr)
-    return 2
 
 
 def text(value: object, style: str = "") -> Text:

@@ -166,7 +166,7 @@ def _open_rank(rank: int, directory: Path, notes: list[str]) -> RankRun:
     if "tensors" in info:
         try:
             tensors = tensor_entries(info["tensors"])
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             notes.append(f"{directory / 'run.json'} is not what msmon writes ({type(error).__name__}: {error})")
     return RankRun(
         rank=rank,

@@ -7,21 +7,25 @@ from typing import Any
 
 import attrs
 
+_SIZE = attrs.validators.and_(attrs.validators.instance_of(int), attrs.validators.ge(0), attrs.validators.lt(1 << 63))
+
 
 @attrs.frozen(kw_only=True)
 class ShardEntry:
     """The shard of a tensor on one rank."""
 
-    part: str
+    part: str = attrs.field(validator=attrs.validators.instance_of(str))
     """Equal on ranks that hold the same shard."""
-    numel: int
+    numel: int = attrs.field(validator=_SIZE)
 
 
 @attrs.frozen(kw_only=True)
 class TensorEntry:
     """One tensor."""
 
-    numel: int
+    vpp_stage: int = attrs.field(validator=_SIZE)
+    name: str = attrs.field(validator=attrs.validators.instance_of(str))
+    numel: int = attrs.field(validator=_SIZE)
     """Of the whole tensor."""
     shards: Mapping[str, ShardEntry]
     """Data type -> the shard on this rank, where the values of the data type are of a shard."""
@@ -33,21 +37,17 @@ def tensor_entries(entries: Any) -> dict[tuple[int, str], TensorEntry]:
     """(virtual stage, name) -> tensor, in the order of the entries.
 
     Raises:
-        AttributeError, KeyError, TypeError: they are not what msmon writes.
+        AttributeError, KeyError, TypeError, ValueError: they are not what msmon writes.
     """
     found = {}
     for fields in entries:
-        shards: dict[str, ShardEntry] = {}
-        for shard in fields.get("shards", ()):
-            entry = ShardEntry(part=_of(str, shard, "part"), numel=_of(int, shard, "local_numel"))
-            shards |= dict.fromkeys(_of(list, shard, "data_types"), entry)
-        place = _of(int, fields, "vpp_stage"), _of(str, fields, "name")
-        found[place] = TensorEntry(numel=_of(int, fields, "numel"), shards=shards, fields=fields)
+        shards = {
+            data_type: ShardEntry(part=shard["part"], numel=shard["local_numel"])
+            for shard in fields.get("shards", ())
+            for data_type in shard["data_types"]
+        }
+        place = fields["vpp_stage"], fields["name"]
+        found[place] = TensorEntry(
+            vpp_stage=place[0], name=place[1], numel=fields["numel"], shards=shards, fields=fields
+        )
     return found
-
-
-def _of(kind: type, fields: Mapping[str, Any], name: str) -> Any:
-    value = fields[name]
-    if not isinstance(value, kind) or (isinstance(value, int) and not 0 <= value < 1 << 63):
-        raise TypeError(f"{name} is {value!r:.80}")
-    return value
