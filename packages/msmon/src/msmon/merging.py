@@ -44,7 +44,7 @@ class MergeReport:
     """Where the whole tensors are: one run directory for each pipeline stage."""
     rows: int = 0
     sharded: int = 0
-    """Rows that were joined from several shards."""
+    """Rows that were joined from shards."""
     from_digits: int = 0
     """Rows of which a shard was read from digits, since no partials were stored."""
     incomplete: dict[tuple[int, str, str], str] = field(factory=dict)
@@ -160,7 +160,7 @@ class _StageMerge:
     def _count(self, block: WholeBlock, index: Index) -> None:
         complete, report = block.complete, self.report
         report.rows += int(complete.sum())
-        report.sharded += int((complete & (block.shards > 1)).sum())
+        report.sharded += int((complete & (block.held > 0)).sum())
         report.from_digits += int((complete & block.from_digits).sum())
         keys = [row.tensor for row in index.rows]
         seen = self.seen.setdefault(index.data_type, set())

@@ -35,24 +35,10 @@ class WholeBlock(Block):
 
     complete: Mask
     """Are there values of the whole tensor?"""
-    shards: Ints
-    """From how many shards they come; 0 where ranks hold the whole tensor."""
     held: Floats
-    """How many elements the shards have that were there."""
+    """Elements of the shards that were there; 0 where ranks hold the whole tensor."""
     from_digits: Mask
     """Was a shard read from digits?"""
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class Sharding:
-    """Which shard of each row's tensor each rank holds."""
-
-    shard: Ints
-    """(ranks, rows): a number, equal on ranks that hold the same shard; -1 where the rank holds none."""
-    numel: Floats
-    """(ranks, rows): its elements."""
-    whole: Floats
-    """(rows): elements of the whole tensor where the ranks hold shards, else NaN."""
 
 
 def exact_blocks(
@@ -81,28 +67,28 @@ def whole_blocks(run: Run, index: Index, *, rename: Rename | None = None, multip
     Args:
         rename, multiple: as for `read_blocks`.
     """
-    sharding = _sharding(run, index, rename)
-    sharded = np.flatnonzero(~np.isnan(sharding.whole))
+    shard, numel, whole = _shards(run, index, rename)
+    sharded = np.flatnonzero(~np.isnan(whole))
     ranks = list(run.ranks.values())
     blocks = [read_blocks(rank, index, rename=rename, multiple=multiple, cells=_cells(index)) for rank in ranks]
     stored = [StoredRows(rank, index, sharded, rename=rename, note=run.note) for rank in ranks]
     for block in blocks[0]:
-        joined = _Joined(index, sharding, sharded, block)
+        joined = _Joined(index, sharded, block)
         for number in range(len(ranks)):
             # One rank's block at a time is in memory.
             block = next(blocks[number]) if number else block
             joined.repeat(block)
-            joined.join(number, block, *stored[number].of(_steps(index, block)))
-        yield joined.result()
+            if len(sharded):
+                joined.join(block, *stored[number].of(_steps(index, block)), shard[number], numel[number])
+        yield joined.result(whole)
 
 
 class _Joined:
     """Whole tensors, of which more and more ranks are known."""
 
-    def __init__(self, index: Index, sharding: Sharding, sharded: Ints, block: Block) -> None:
+    def __init__(self, index: Index, sharded: Ints, block: Block) -> None:
         self._index = index
         self._numbers, self._ops = _derived(index)
-        self._sharding = sharding
         self._sharded = sharded
         shape = block.values.shape[1:]
         self._whole = WholeBlock(
@@ -110,12 +96,11 @@ class _Joined:
             values=np.full(block.values.shape, np.nan),
             present=np.zeros(block.values.shape, dtype=np.bool_),
             complete=np.zeros(shape, dtype=np.bool_),
-            shards=np.zeros(shape, dtype=np.int64),
             held=np.zeros(shape),
             from_digits=np.zeros(shape, dtype=np.bool_),
         )
         self._partials = np.broadcast_to(NOTHING, (shape[0], len(sharded), len(FIELDS)))
-        self._taken: list[Mask] = []
+        self._taken: list[tuple[Ints, Mask]] = []
 
     def repeat(self, block: Block) -> None:
         """Take the values as those of whole tensors."""
@@ -129,46 +114,43 @@ class _Joined:
             values[new] = block.values[number][new]
             present |= new
 
-    def join(self, number: int, block: Block, partials: Floats, stored: Mask) -> None:
-        """Take the shards of a rank."""
+    def join(self, block: Block, partials: Floats, stored: Mask, shard: Ints, numel: Floats) -> None:
+        """Take the shards of a rank: their digits, their partials (and where there are some), and `_shards`."""
         rows = self._sharded
-        if not len(rows):
-            return
-        numel, shard = self._sharding.numel[number, rows], self._sharding.shard[:, rows]
+        shard, numel = shard[rows], numel[rows]
         digits = {op: block.values[at][:, rows] for op, at in zip(self._ops, self._numbers, strict=True)}
         here = stored.copy()
         if digits:
             here |= np.logical_and.reduce([block.present[at][:, rows] for at in self._numbers])
         here &= numel > 0
-        for earlier, taken in enumerate(self._taken):
-            replica = (shard[earlier] == shard[number]) & (shard[number] >= 0)
+        for other, taken in self._taken:
+            replica = (other == shard) & (shard >= 0)
             if replica.any():
                 here[:, replica] &= ~taken[:, replica]
-        self._taken.append(here)
+        self._taken.append((shard, here))
         from_digits = here & ~stored
         if from_digits.any():
             partials = np.where(stored[..., None], partials, to_partials(digits, numel))
         partials[~here] = NOTHING
         self._partials = merge(self._partials, partials)
         self._whole.held[:, rows] += np.where(here, numel, 0)
-        self._whole.shards[:, rows] += here
         self._whole.from_digits[:, rows] |= from_digits
 
-    def result(self) -> WholeBlock:
-        """What the ranks have together."""
-        whole, rows = self._whole, self._sharded
-        whole.complete[:] = whole.present.any(axis=0)
+    def result(self, whole: Floats) -> WholeBlock:
+        """What the ranks have together, if that is `whole`."""
+        found, rows = self._whole, self._sharded
+        found.complete[:] = found.present.any(axis=0)
         if len(rows):
-            complete = (whole.held[:, rows] == self._sharding.whole[rows]) & (whole.shards[:, rows] > 0)
-            whole.complete[:, rows] = complete
-            whole.present[..., rows] = False
-            found = finalize(self._partials.reshape(-1, len(FIELDS)), self._ops).reshape(*complete.shape, -1)
+            complete = (found.held[:, rows] == whole[rows]) & (whole[rows] > 0)
+            found.complete[:, rows] = complete
+            found.present[..., rows] = False
+            values = finalize(self._partials.reshape(-1, len(FIELDS)), self._ops).reshape(*complete.shape, -1)
             for column, (op, number) in enumerate(zip(self._ops, self._numbers, strict=True)):
-                whole.values[number][:, rows] = found[..., column]
-                known = complete if op in mergeable(self._ops) else complete & ~whole.from_digits[:, rows]
-                whole.present[number][:, rows] = known
-            whole.values[~whole.present] = np.nan
-        return whole
+                found.values[number][:, rows] = values[..., column]
+                known = complete if op in mergeable(self._ops) else complete & ~found.from_digits[:, rows]
+                found.present[number][:, rows] = known
+            found.values[~found.present] = np.nan
+        return found
 
 
 def _derived(index: Index) -> tuple[list[int], list[str]]:
@@ -186,9 +168,15 @@ def _steps(index: Index, block: Block) -> Ints:
     return index.steps[block.first : block.first + block.values.shape[1]]
 
 
-def _sharding(run: Run, index: Index, rename: Rename | None) -> Sharding:
+def _shards(run: Run, index: Index, rename: Rename | None) -> tuple[Ints, Floats, Floats]:
+    """Which shards the ranks hold.
+
+    Returns:
+        (ranks, rows): a number, equal on ranks that hold the same shard, -1 where a rank holds none; (ranks, rows): its
+        elements; (rows): elements of the whole tensor where the ranks hold shards, else NaN.
+    """
     shape = (len(run.ranks), len(index.rows))
-    found = Sharding(shard=np.full(shape, -1), numel=np.zeros(shape), whole=np.full(shape[1], np.nan))
+    shard, numel, whole = np.full(shape, -1), np.zeros(shape), np.full(shape[1], np.nan)
     rows_of: dict[TensorKey, list[int]] = {}
     for row, number in index.rows.items():
         rows_of.setdefault(row.tensor, []).append(number)
@@ -200,7 +188,7 @@ def _sharding(run: Run, index: Index, rename: Rename | None) -> Sharding:
                 key = TensorKey(rank.pp_stage, vpp_stage, name)
                 key = key if rename is None else rename(key)
                 rows = rows_of.get(key, [])
-                found.whole[rows] = entry.numel
-                found.shard[at, rows] = numbers.setdefault((key, own.part), len(numbers))
-                found.numel[at, rows] = own.numel
-    return found
+                whole[rows] = entry.numel
+                shard[at, rows] = numbers.setdefault((key, own.part), len(numbers))
+                numel[at, rows] = own.numel
+    return shard, numel, whole
