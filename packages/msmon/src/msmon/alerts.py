@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from attrs import frozen
 from numpy.typing import NDArray
 
 import msmon_alert
@@ -21,6 +22,31 @@ SECONDS_BETWEEN_SAVES = 60.0
 """A killed run can be resumed with histories that are at most so old."""
 LINES_A_STEP = 10
 """How many alerts of a step are logged; the rest are counted."""
+
+
+@frozen(kw_only=True, eq=False)
+class _Rows:
+    """Rows of one step in the order of execution, as the rules want to know them."""
+
+    given: Sequence[TensorRef]
+    order: NDArray[np.intp]
+    refs: list[TensorRef]
+    tags: list[str]
+    no_grad: NDArray[np.bool_]
+    discrete: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, given: Sequence[TensorRef], rank: int) -> _Rows:
+        order = np.argsort([ref.call_id for ref in given], kind="stable")
+        refs = [given[index] for index in order.tolist()]
+        return cls(
+            given=given,
+            order=order,
+            refs=refs,
+            tags=[tag(ref, rank) for ref in refs],
+            no_grad=np.array([ref.is_input and not ref.requires_grad for ref in refs]),
+            discrete=np.array([_is_discrete(ref.dtype) for ref in refs]),
+        )
 
 
 class Alerts:
@@ -49,6 +75,7 @@ class Alerts:
         self.count = 0
         """Tensors and steps in which a rule fired."""
         self._rank = rank
+        self._rows: dict[tuple[str, ...], _Rows] = {}
         self._pp_stage = pp_stage
         self._group_mates = list(group_mates) or [rank]
         rules = msmon_alert.rules_from_config(config.rule_dicts())
@@ -81,21 +108,18 @@ class Alerts:
 
         Args:
             event: the step.
-            refs: one per row of `values`.
+            refs: one per row of `values`; the same object as in the step before where nothing else is in it.
             values: float64 `[n, len(stats)]`.
             stats: names of the columns.
         """
         if not refs:
             return
-        order = sorted(range(len(refs)), key=lambda index: refs[index].call_id)
-        rows = [refs[index] for index in order]
+        key = tuple(stats)
+        rows = self._rows.get(key)
+        if rows is None or rows.given is not refs:
+            rows = self._rows[key] = _Rows.of(refs, self._rank)
         alerts = self._monitor.observe(
-            event.step,
-            [tag(ref, self._rank) for ref in rows],
-            stats,
-            values[order],
-            no_grad=np.array([ref.is_input and not ref.requires_grad for ref in rows]),
-            discrete=np.array([_is_discrete(ref.dtype) for ref in rows]),
+            event.step, rows.tags, stats, values[rows.order], no_grad=rows.no_grad, discrete=rows.discrete
         )
         self.count += len(alerts)
         for alert in alerts[:LINES_A_STEP]:
@@ -103,7 +127,7 @@ class Alerts:
         if len(alerts) > LINES_A_STEP:
             logger.warning("step %d: %d more anomalies", event.step, len(alerts) - LINES_A_STEP)
         if self._file is not None and alerts:
-            self._write([self._record(event, rows[alert.index], alert) for alert in alerts])
+            self._write([self._record(event, rows.refs[alert.index], alert) for alert in alerts])
         if time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
             self._save()
 
