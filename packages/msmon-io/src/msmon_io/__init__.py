@@ -9,7 +9,7 @@ from msmon_io.csv2parquet import convert_to_parquet
 from msmon_io.csv2tensorboard import csv2tensorboard_by_step
 from msmon_io.csv_reader import BrokenLine, data_type_of, read_csv
 from msmon_io.csv_writer import CsvWriter, write_text_csv
-from msmon_io.files import OutsideError, write_bytes, write_json
+from msmon_io.files import OutsideError, append_bytes, replace_file, write_bytes, write_json
 from msmon_io.losses import Losses
 from msmon_io.memory_writer import MemoryWriter
 from msmon_io.numbers import format_number
@@ -27,9 +27,7 @@ from msmon_io.writers import (
     Writer,
     WriterContext,
     WriterFactory,
-    Writers,
     open_writer,
-    open_writers,
     writer_names,
 )
 
@@ -53,7 +51,7 @@ __all__ = [
     "Writer",
     "WriterContext",
     "WriterFactory",
-    "Writers",
+    "append_bytes",
     "convert_to_parquet",
     "create_run_dir",
     "csv2tensorboard_by_step",
@@ -63,9 +61,9 @@ __all__ = [
     "format_number",
     "newest_run_dirs",
     "open_writer",
-    "open_writers",
     "parse_stamp",
     "read_csv",
+    "replace_file",
     "run_dirs",
     "run_dirs_between",
     "utf8",
