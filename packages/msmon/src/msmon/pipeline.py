@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import msmon_io
 from msmon.alerts import Alerts
 from msmon.collector import CollectedStep
+from msmon.config import Config
 from msmon.heat_maps import PictureWriter, draw, histograms
 from msmon.outputs import JsonFile
 from msmon.partials import PartialsWriter
@@ -37,7 +38,7 @@ class Pipeline:
         self,
         *,
         rank: int,
-        ops: Sequence[str],
+        config: Config,
         writers: Sequence[Writer],
         alerts: Alerts | None,
         coverage: Coverage,
@@ -50,10 +51,12 @@ class Pipeline:
         self.run_dir = run_dir
         self.run_info = run_info
         """The content of `run.json`; written again when the first step has shown the activations."""
-        self._reader = RowReader(ops)
+        self._reader = RowReader(config.ops)
         self._layout: Layout | None = None
         self._outputs = [(writer, self._part(f"output by {type(writer).__name__}")) for writer in writers]
-        self._partials = None if run_dir is None else PartialsWriter(run_dir)
+        self._partials = None
+        if run_dir is not None:
+            self._partials = PartialsWriter(run_dir, step_count_per_record=config.step_count_per_record)
         self._partials_part = self._part("partials")
         self._alerts = alerts
         self._alerting = self._part("alerts")

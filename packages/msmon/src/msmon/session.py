@@ -66,7 +66,7 @@ class Session:
         info |= {"pp_stage": place.pp_stage, "parallel": place.parallel()}
         self.pipeline = Pipeline(
             rank=place.rank,
-            ops=config.ops,
+            config=config,
             writers=make_writers(config, run_dir, place.rank, self.coverage.part_failed),
             alerts=self._make_alerts(),
             coverage=self.coverage,
