@@ -6,9 +6,13 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c
 
 import msmon_io.event_file
@@ -77,6 +81,40 @@ def test_values_and_names_of_all_kinds(tmp_path: Path) -> None:
     assert len([tag for tag in tags if tag.endswith("actv_norm")]) == len(HOSTILE_NAMES)
     assert "0:=cmd()/rank0/actv_norm" in tags
     assert "0:lone \\ud800 surrogate/rank0/actv_norm" in tags
+
+
+def test_tables_that_change_from_step_to_step(tmp_path: Path) -> None:
+    """Other names, order, columns or micro-steps than in the step before; the events are as protobuf writes them."""
+    steps: list[dict[str, Any]] = [
+        {},
+        {},
+        {"names": ("fc1.bias", "fc1.weight")},
+        {"names": ("fc1.bias",) * 2, "micro_steps": [0, 1]},
+        {"vpp_stages": [0, 1]},
+        {"ops": ("max", "shape", "norm"), "text": {"shape": ["[2]", "[3]"]}},
+        {"names": [f"w{row}" for row in range(5000)]},
+        {"names": ()},
+        {"values": np.array([[7.0], [8.0]])},
+    ]
+    with TensorBoardWriter(tmp_path) as writer:
+        for step, fields in enumerate(steps):
+            writer.write(table(step=step, **fields))
+    assert writer.losses.failures == 0
+    events = read(tmp_path)
+    found = {
+        (point.step, tag.replace("/rank0/grad_reduced_", " ")): point.value
+        for tag in events.Tags()["scalars"]
+        for point in events.Scalars(tag)
+    }
+    expected = {}
+    for step, fields in enumerate(steps):
+        one = table(step=step, **fields)
+        for tag, row in zip(one.tags(), one.rows(), strict=True):
+            expected |= {(step, f"{tag} {op}"): value for op, value in zip(one.number_ops, row, strict=True)}
+    assert found == expected
+    (file,) = tmp_path.iterdir()
+    for record in RawEventFileLoader(str(file)).Load():
+        assert Event.FromString(record).SerializeToString() == record
 
 
 def test_many_tags_in_one_step(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from msmon_io.cells import utf8
 from msmon_io.event_file import EventFile, event_file_name
 from msmon_io.files import PathLike
 from msmon_io.heat_map import heat_map
 from msmon_io.losses import Losses
+from msmon_io.scalar_events import ScalarEvents
 from msmon_io.table import Table
 
 # Steps that a heat map shows; older ones scroll out.
@@ -36,6 +39,7 @@ class TensorBoardWriter:
         self._file = EventFile(self.run_dir / event_file_name(), root=self.run_dir)
         self._rows = 0
         self._step: int | None = None
+        self._scalars: dict[str, ScalarEvents] = {}
         self._heat_maps: dict[str, deque[Sequence[float]]] = {}
 
     def write(self, table: Table) -> None:
@@ -43,14 +47,12 @@ class TensorBoardWriter:
         if self._step != table.step:
             self.flush()
             self._step = table.step
-        suffixes = [f"/rank{self.rank}/{table.data_type}_{op}" for op in table.number_ops]
+        shape = len(table), len(table.number_ops)
         try:
-            scalars = (
-                (tag + suffix, value)
-                for tag, row in zip(map(utf8, table.tags()), table.rows(), strict=True)
-                for suffix, value in zip(suffixes, row, strict=True)
-            )
-            self._file.add_scalars(table.step, scalars)
+            values = np.array(table.values if isinstance(table.values, np.ndarray) else table.rows(), np.float64)
+            if values.size and values.shape != shape:
+                raise ValueError(f"values of shape {values.shape}, not {shape}")
+            self._file.add_events(ScalarEvents.of(table, self.rank, self._scalars).fill(table.step, values))
         except (TypeError, ValueError) as error:
             self.losses.add(len(table), error, f"{table.data_type} of step {table.step}")
         else:
