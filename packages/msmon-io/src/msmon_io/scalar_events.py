@@ -36,16 +36,13 @@ class ScalarEvents:
             found = known[table.data_type] = cls(table, rank)
         return found
 
-    def fill(self, step: int, values: NDArray[np.float64]) -> Iterator[bytes]:
-        """The events of a step, serialized. float32, as everywhere in TensorBoard.
-
-        Args:
-            values: float64 `[rows, number columns]`.
-        """
+    def fill(self, table: Table) -> Iterator[bytes]:
+        """The events of a step, serialized. float32, as everywhere in TensorBoard."""
         # A message may come in parts: the fields that follow are those of the same event.
-        head = Event(step=step, wall_time=time.time()).SerializeToString()
+        head = Event(step=table.step, wall_time=time.time()).SerializeToString()
+        values = table.array()
         with np.errstate(over="ignore"):
-            numbers = values.astype("<f4").view(np.uint8).reshape(-1, 4)
+            numbers = np.array(table.rows() if values is None else values, "<f4").view(np.uint8).reshape(-1, 4)
         start = 0
         for event, room in self._events:
             filled = event.copy()

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from msmon_io.cells import utf8
 from msmon_io.event_file import EventFile, event_file_name
 from msmon_io.files import PathLike
@@ -47,12 +45,8 @@ class TensorBoardWriter:
         if self._step != table.step:
             self.flush()
             self._step = table.step
-        shape = len(table), len(table.number_ops)
         try:
-            values = np.array(table.values if isinstance(table.values, np.ndarray) else table.rows(), np.float64)
-            if values.size and values.shape != shape:
-                raise ValueError(f"values of shape {values.shape}, not {shape}")
-            self._file.add_events(ScalarEvents.of(table, self.rank, self._scalars).fill(table.step, values))
+            self._file.add_events(ScalarEvents.of(table, self.rank, self._scalars).fill(table))
         except (TypeError, ValueError) as error:
             self.losses.add(len(table), error, f"{table.data_type} of step {table.step}")
         else:
