@@ -252,6 +252,33 @@ def test_background_time_of_a_step(benchmark: Any, tmp_path: Path, formats: list
     benchmark.pedantic(lambda: None, rounds=1)
 
 
+def test_pictures_of_a_run(benchmark: Any, tmp_path: Path) -> None:
+    """Histograms of Adam's update and ratio of 100 parameters over 200 steps, back to back."""
+    parameters, steps = (100, 200) if benchmark.enabled else (3, 3)
+    random = np.random.default_rng(0)
+    tags = [f"0:{name}" for name in names(parameters)]
+    run_dir = create_run_dir(tmp_path, 0)
+    seconds = []
+    with TensorBoardWriter(run_dir) as writer:
+        for step in range(steps):
+            values = random.normal(size=(parameters, 2000)) * 0.6 * np.exp(0.2 * np.sin(step / 20))
+            counts = np.array([np.histogram(row, 64, (-1.5, 1.5))[0] for row in values], np.float64)
+            begin = time.thread_time()
+            for kind in ("adam_update", "adam_ratio"):
+                writer.add_heat_maps(step, kind=kind, tags=tags, counts=counts)
+            writer.flush()
+            seconds.append(time.thread_time() - begin)
+        begin = time.thread_time()
+    at_end, size = time.thread_time() - begin, sum(path.stat().st_size for path in run_dir.iterdir())
+    benchmark.extra_info.update(seconds=sum(seconds), close_s=at_end, bytes_a_step=size / steps)
+    if benchmark.enabled:
+        print(
+            f"\npictures, {parameters} parameters x {steps} steps: {sum(seconds) / steps * 1e3:.1f} ms a step "
+            f"(most {max(seconds) * 1e3:.0f}), {at_end * 1e3:.0f} ms at the end, {size / steps / 1024:.0f} KiB a step"
+        )
+    benchmark.pedantic(lambda: None, rounds=1)
+
+
 def write_runs(output_dir: Path, tensors: int, steps: int, ranks: int, ops: int = 1) -> None:
     values = statistics_of_gradients(tensors)[:, 3 : 3 + ops]
     tensor_names = names(tensors)

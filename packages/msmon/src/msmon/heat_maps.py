@@ -75,14 +75,13 @@ class PictureWriter(Protocol):
     def write(self, table: Table) -> None:
         """Take a table."""
 
-    def add_heat_map(self, step: int, *, tag: str, kind: str, counts: Sequence[float]) -> None:
-        """Take the newest column of a picture."""
+    def add_heat_maps(self, step: int, *, kind: str, tags: Sequence[str], counts: NDArray[np.float64]) -> None:
+        """Take the newest columns of pictures."""
 
 
 def draw(writer: PictureWriter, step: int, found: Histograms) -> None:
     """Add a column to each parameter's pictures."""
     for table in found.tables:
         writer.write(table)
-    for tag, kinds in zip(found.tags, found.counts.tolist(), strict=True):
-        for kind, counts in zip(KINDS, kinds, strict=True):
-            writer.add_heat_map(step, tag=tag, kind=kind, counts=counts)
+    for index, kind in enumerate(KINDS):
+        writer.add_heat_maps(step, kind=kind, tags=found.tags, counts=found.counts[:, index])
