@@ -6,9 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import define, frozen
 from numpy.typing import NDArray
 
 import msmon_alert
@@ -49,13 +50,24 @@ class _Rows:
         )
 
 
+@define
+class AlertHistory:
+    """What a training's alerts go on with when another configuration comes into force."""
+
+    is_begun: bool = False
+    """`anomaly.json` holds records of this training, to which later ones are added."""
+    rules: dict[str, Any] | None = None
+    """The histories of the rules, `msmon_alert.Monitor.state_dict()`."""
+
+
 class Alerts:
     """The rules of one rank.
 
     Args:
         config: the rules, and whether anomalies are written down.
         directory: where `anomaly.json` of this rank goes.
-        append: continue an existing file (resumed training).
+        history: what alerts of this training under another configuration have left; is kept up to date.
+        append: continue the file, and the histories, of another process (resumed training).
         state_file: where the rules' histories are kept; they are restored from it with `append`.
         on_failure: called with the name of a rule that raised and is off from then on, and with the reason.
     """
@@ -66,6 +78,7 @@ class Alerts:
         *,
         rank: int,
         directory: Path,
+        history: AlertHistory,
         append: bool,
         state_file: Path | None = None,
         pp_stage: int = 0,
@@ -84,14 +97,19 @@ class Alerts:
         self._unwritten = 0
         self._state_file = state_file
         self._saved_at = time.monotonic()
+        self._history = history
         if config.dump:
-            self._open(directory, append)
-        if append and state_file is not None and state_file.exists():
+            self._open(directory, append or history.is_begun)
+        state, history.rules = history.rules, None
+        if state is not None:
+            self._monitor.load_state_dict(state)
+        elif append and state_file is not None and state_file.exists():
             self._restore(state_file)
 
     def _open(self, directory: Path, append: bool) -> None:
         try:
             self._file = msmon_alert.AnomalyFile(directory, append=append)
+            self._history.is_begun = True
         except (OSError, ValueError) as error:
             logger.error("anomalies are logged, but not written to %s: %s", directory, error)
 
@@ -164,6 +182,7 @@ class Alerts:
     def close(self) -> None:
         """Nothing more will come: save the histories and report what could not be written."""
         self._save()
+        self._history.rules = self._monitor.state_dict()
         if self._file is not None:
             self._file.close()
         if self._unwritten:
