@@ -204,20 +204,8 @@ def write_json(path: PathLike, obj: Any, *, root: PathLike | None = None) -> Non
         TypeError, ValueError: `obj` is no JSON.
     """
     data = json.dumps(obj, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    write_bytes(path, data + b"\n", root=root)
-
-
-def write_bytes(path: PathLike, data: bytes, *, root: PathLike | None = None) -> None:
-    """Write a file: it is the old one or the whole new one at any moment. Mode 0640.
-
-    Missing directories are made (0750). With `root`, a path that leads out of that directory is refused.
-
-    Raises:
-        OutsideError: the directory of `path` is not inside `root`.
-        OSError: what the file system says (full, read-only, ...). A file that was there is unharmed.
-    """
     target = Path(os.path.abspath(path))
     if root is not None:
         inside(target.parent, os.path.realpath(root))
     make_dir(target.parent)
-    write_whole(target, data)
+    write_whole(target, data + b"\n")
