@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pandas
 import pytest
@@ -258,7 +259,7 @@ def test_pictures_of_a_run(benchmark: Any, tmp_path: Path) -> None:
     """Histograms of Adam's update and ratio of 100 parameters over 200 steps, back to back."""
     parameters, steps = (100, 200) if benchmark.enabled else (3, 3)
     random = np.random.default_rng(0)
-    tags = [f"0:{name}" for name in names(parameters)]
+    of = table(0, names(parameters), np.zeros((parameters, len(OPS))))
     run_dir = create_run_dir(tmp_path, 0)
     seconds = []
     with TensorBoardWriter(run_dir) as writer:
@@ -267,7 +268,7 @@ def test_pictures_of_a_run(benchmark: Any, tmp_path: Path) -> None:
             counts = np.array([np.histogram(row, 64, (-1.5, 1.5))[0] for row in values], np.float64)
             begin = time.thread_time()
             for kind in ("adam_update", "adam_ratio"):
-                writer.add_heat_maps(step, kind=kind, tags=tags, counts=counts)
+                writer.add_heat_maps(attrs.evolve(of, data_type=kind, step=step), counts)
             writer.flush()
             seconds.append(time.thread_time() - begin)
         begin = time.thread_time()

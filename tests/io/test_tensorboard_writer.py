@@ -1,6 +1,7 @@
 """Event files, as TensorBoard's own reader sees them."""
 
 import io
+import itertools
 import logging
 import math
 import subprocess
@@ -103,16 +104,12 @@ def test_tables_that_change_from_step_to_step(tmp_path: Path) -> None:
             writer.write(table(step=step, **fields))
     assert writer.losses.failures == 0
     events = read(tmp_path)
-    found = {
-        (point.step, tag.replace("/rank0/grad_reduced_", " ")): point.value
-        for tag in events.Tags()["scalars"]
-        for point in events.Scalars(tag)
-    }
+    found = {(point.step, tag): point.value for tag in events.Tags()["scalars"] for point in events.Scalars(tag)}
     expected = {}
     for step, fields in enumerate(steps):
         one = table(step=step, **fields)
-        for tag, row in zip(one.tags(), one.rows(), strict=True):
-            expected |= {(step, f"{tag} {op}"): value for op, value in zip(one.number_ops, row, strict=True)}
+        for tag, row in zip(one.tags(rank=0), one.rows(), strict=True):
+            expected |= {(step, f"{tag}_{op}"): value for op, value in zip(one.number_ops, row, strict=True)}
     assert found == expected
     (file,) = tmp_path.iterdir()
     for record in RawEventFileLoader(str(file)).Load():
@@ -186,16 +183,16 @@ def expected(steps: range, bins: int = 64) -> Any:
 def show(run_dir: Path, steps: range, *, close: bool = True) -> list[Any]:
     """The pictures of one parameter, as TensorBoard reads them."""
     writer = TensorBoardWriter(run_dir, rank=1)
-    tags = ["0:fc1.weight", "1:fc2.weight"]
     for step in steps:
         for kind in ("adam_update", "adam_ratio"):
-            writer.add_heat_maps(step, kind=kind, tags=tags, counts=np.array([counts_of(step)] * 2))
+            of = table(data_type=kind, step=step, names=["fc1.weight", "fc2.weight"], vpp_stages=[0, 1])
+            writer.add_heat_maps(of, np.array([counts_of(step)] * 2))
         writer.flush()
     if close:
         writer.close()
     events = read(run_dir)
-    found = [f"{tag}/rank1/{kind}" for tag in tags for kind in ("adam_ratio", "adam_update")]
-    assert sorted(events.Tags()["images"]) == found
+    pictures = itertools.product(("0:fc1.weight", "1:fc2.weight"), ("adam_ratio", "adam_update"))
+    assert sorted(events.Tags()["images"]) == [f"{tag}/rank1/{kind}" for tag, kind in pictures]
     return list(events.Images("1:fc2.weight/rank1/adam_update"))
 
 
@@ -251,7 +248,7 @@ def test_drawing_takes_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> N
 def test_other_bins_begin_a_new_picture(tmp_path: Path) -> None:
     with TensorBoardWriter(tmp_path) as writer:
         for step, bins in enumerate((4, 4, 5)):
-            writer.add_heat_maps(step, kind="adam_ratio", tags=["0:w"], counts=np.zeros((1, bins)))
+            writer.add_heat_maps(table(data_type="adam_ratio", step=step, names=["w"]), np.zeros((1, bins)))
     last = read(tmp_path).Images("0:w/rank0/adam_ratio")[-1]
     assert (last.width, last.height) == (4, 20)
 

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 from msmon_io.background import Background
 from msmon_io.cells import decode_cell, utf8
-from msmon_io.conversion import DATA_TYPES
 from msmon_io.csv2parquet import convert_to_parquet
 from msmon_io.csv2tensorboard import csv2tensorboard_by_step
 from msmon_io.csv_reader import BrokenLine, data_type_of, read_csv
@@ -19,7 +18,8 @@ from msmon_io.run_dirs import (
     newest_run_dirs,
     run_dirs,
 )
-from msmon_io.table import Table
+from msmon_io.table import TEXT_OPS, Table
+from msmon_io.tags import tag
 from msmon_io.writers import (
     Writer,
     WriterContext,
@@ -36,7 +36,7 @@ __version__ = "0.1.0"
 
 # Public too, but not for `import *`, which must work without the extras: ParquetWriter and TensorBoardWriter.
 __all__ = [
-    "DATA_TYPES",
+    "TEXT_OPS",
     "Background",
     "BrokenLine",
     "CsvWriter",
@@ -60,6 +60,7 @@ __all__ = [
     "read_csv",
     "replace_file",
     "run_dirs",
+    "tag",
     "utf8",
     "write_json",
     "write_text_csv",

@@ -18,8 +18,7 @@ class ScalarEvents:
 
     def __init__(self, table: Table, rank: int) -> None:
         self._content = _content(table)
-        suffixes = [f"/rank{rank}/{table.data_type}_{op}" for op in table.number_ops]
-        tags = [tag + suffix for tag in map(utf8, table.tags()) for suffix in suffixes]
+        tags = [f"{tag}_{op}" for tag in map(utf8, table.tags(rank)) for op in table.number_ops]
         self._events = [
             _with_room(tags[start : start + VALUES_PER_EVENT]) for start in range(0, len(tags), VALUES_PER_EVENT)
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 class TensorBoardWriter:
     """Writes tables as scalars into one event file in the run directory.
 
-    Tags are `{vpp_stage}:{name}/rank{r}/{data_type}_{op}`, with `:{micro_step}` after the name where there are
-    micro-steps. Text columns have no scalars. What cannot be written is logged once, counted in `losses` and
-    reported by `close`; nothing is raised for it.
+    Tags are those of `msmon_io.tag` with `_{op}` after them. Text columns have no scalars. What cannot be written is
+    logged once, counted in `losses` and reported by `close`; nothing is raised for it.
 
     Raises:
         ImportError: tensorboard is not installed; the message says how to install it.
@@ -53,22 +52,19 @@ class TensorBoardWriter:
         else:
             self._rows += len(table)
 
-    def add_heat_maps(self, step: int, *, kind: str, tags: Sequence[str], counts: NDArray[np.float64]) -> None:
-        """Add histograms as the newest columns of pictures, `{tag}/rank{r}/{kind}`.
+    def add_heat_maps(self, table: Table, counts: NDArray[np.float64]) -> None:
+        """Add histograms as the newest columns of pictures, which are called like the table's rows.
 
         A picture is drawn when a quarter of it is new and a small share of the time allows it, and by `close`. What a
         killed process had not drawn is missing.
 
         Args:
-            step: the step that the histograms are of.
-            kind: `adam_update`, `adam_ratio`.
-            tags: `{vpp_stage}:{name}` of each.
-            counts: `[tags, bins]`, how many elements lie in each bin, the smallest bin first; always the same number of
+            table: step, data type (`adam_update`) and names.
+            counts: `[rows, bins]`, how many elements lie in each bin, the smallest bin first; always the same number of
                 bins.
         """
-        for tag, column in zip(tags, shades(counts), strict=True):
-            name = utf8(f"{tag}/rank{self.rank}/{kind}")
-            self._heat_maps.add(name, step, column.tobytes())
+        for name, column in zip(map(utf8, table.tags(self.rank)), shades(counts), strict=True):
+            self._heat_maps.add(name, table.step, column.tobytes())
 
     def _draw(self, heat_maps: Iterator[tuple[str, HeatMap]]) -> None:
         for name, heat_map in heat_maps:

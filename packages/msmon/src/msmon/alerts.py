@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 import msmon_alert
 from msmon.config import AlertConfig
-from msmon.tables import tag
-from msmon_hooks import StepEnd, TensorRef
+from msmon_hooks import DATA_TYPES, StepEnd, TensorRef
+from msmon_io import tag
 
 logger = logging.getLogger("msmon")
 
@@ -44,7 +44,7 @@ class _Rows:
             given=given,
             order=order,
             refs=refs,
-            tags=[tag(ref, rank) for ref in refs],
+            tags=[tag(ref.vpp_stage, ref.name, ref.micro_step, rank, ref.data_type) for ref in refs],
             no_grad=np.array([ref.is_input and not ref.requires_grad for ref in refs]),
             discrete=np.array([_is_discrete(ref.dtype) for ref in refs]),
         )
@@ -172,6 +172,7 @@ class Alerts:
         return msmon_alert.anomaly_record(
             alert,
             rank=self._rank,
+            phase=DATA_TYPES[ref.data_type].phase,
             micro_step=_micro_step(event, ref),
             pp_stage=self._pp_stage,
             vpp_stage=ref.vpp_stage,
@@ -193,7 +194,7 @@ def _micro_step(event: StepEnd, ref: TensorRef) -> int:
     """Where a tensor that exists once a step stands among the micro-steps: at the end, but weights at the beginning."""
     if ref.micro_step is not None:
         return ref.micro_step
-    return 0 if ref.data_type == "param_origin" else event.last_micro_step
+    return 0 if DATA_TYPES[ref.data_type].phase == "weights" else event.last_micro_step
 
 
 def _is_discrete(dtype: str) -> bool:

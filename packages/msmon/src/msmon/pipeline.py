@@ -15,7 +15,7 @@ import msmon_io
 from msmon.alerts import Alerts
 from msmon.collector import CollectedStep
 from msmon.config import Config
-from msmon.heat_maps import PictureWriter, draw, histograms
+from msmon.heat_maps import PictureWriter, histograms
 from msmon.outputs import JsonFile
 from msmon.partials import PartialsWriter
 from msmon.rows import Layout, RowReader, StepRows
@@ -143,7 +143,9 @@ class Pipeline:
         found = histograms(step, drawn, rows.histogram_handles, matrix)
         for writer, part in self._outputs:
             if isinstance(writer, PictureWriter):
-                part.run(draw, writer, step, found)
+                for table, counts in found:
+                    part.run(writer.write, table)
+                    part.run(writer.add_heat_maps, table, counts)
         self.coverage.saw(ADAM_HISTOGRAM, [ref.name for ref in drawn], [ref.vpp_stage for ref in drawn])
 
     def finish(self) -> None:

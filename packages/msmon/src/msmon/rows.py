@@ -9,9 +9,9 @@ import numpy as np
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from msmon.tables import TEXT_OPS, number_ops, unfilled_tables
-from msmon_hooks import ADAM_HISTOGRAM, L2_COLUMNS, TensorRef
-from msmon_io import Table
+from msmon.tables import number_ops, unfilled_tables
+from msmon_hooks import ADAM_HISTOGRAM, DATA_TYPES, TensorRef
+from msmon_io import TEXT_OPS, Table
 from msmon_stats import finalize, merge
 
 
@@ -123,8 +123,14 @@ class RowReader:
         )
 
 
+def _columns(data_type: str) -> tuple[str, ...]:
+    """Of a kind of L2 feature."""
+    return DATA_TYPES[data_type].columns if data_type in DATA_TYPES else ()
+
+
 def _plain(recorded: Sequence[TensorRef]) -> NDArray[np.intp]:
-    own = {*L2_COLUMNS, ADAM_HISTOGRAM}
+    kinds = {ref.data_type for ref in recorded}
+    own = {kind for kind in kinds if kind == ADAM_HISTOGRAM or _columns(kind)}
     return np.array([place for place, ref in enumerate(recorded) if ref.data_type not in own], np.intp)
 
 
@@ -151,7 +157,7 @@ def _layout(
         presence=presence,
         statistics=Group.of(recorded, places, ops),
         repeats=repeats,
-        features=[Group.of(recorded, own[kind], columns) for kind, columns in L2_COLUMNS.items() if kind in own],
+        features=[Group.of(recorded, of, _columns(kind)) for kind, of in own.items() if _columns(kind)],
         left_out=[(recorded[place], "empty" if sign == 0 else "type not supported") for place, sign in absent],
         histograms=tuple(recorded[place] for place in drawn),
         histogram_places=np.array(drawn, np.intp),

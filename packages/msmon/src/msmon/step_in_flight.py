@@ -8,7 +8,8 @@ import msmon_io
 from msmon.collector import Collector
 from msmon.config import Config
 from msmon.rows import RowReader
-from msmon.tables import TEXT_OPS, number_ops
+from msmon.tables import number_ops
+from msmon_io import TEXT_OPS, tag
 from msmon_stats import finalize
 
 Metrics = dict[str, dict[str, Any]]
@@ -39,7 +40,7 @@ def current_gradients(hooks: Any, collector: Collector, config: Config, rank: in
 
     def metrics(data_type: str) -> Metrics:
         return {
-            f"{weight.vpp_stage}:{weight.name}/rank{rank}/{data_type}": {
+            tag(weight.vpp_stage, weight.name, None, rank, data_type): {
                 op: _text(gradient, op) if op in TEXT_OPS else values[op] for op in config.ops
             }
             for (weight, gradient), values in zip(present, statistics, strict=True)

@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msmon_hooks import TensorRef
-from msmon_io import Table
+from msmon_io import TEXT_OPS, Table
 from msmon_stats import OPS
-
-TEXT_OPS = ("shape", "dtype")
 
 
 def number_ops(ops: Sequence[str]) -> list[str]:
@@ -46,14 +44,3 @@ def unfilled_tables(refs: Sequence[TensorRef], ops: Sequence[str]) -> list[tuple
         )
         made.append((np.array(members, np.intp), table))
     return made
-
-
-def tag(ref: TensorRef, rank: int) -> str:
-    """How the API and the alerts call a tensor.
-
-    Example:
-        >>> tag(TensorRef("actv", "fc1.input", 0, 2, 0, (0,), (), "torch.float32"), 1)
-        '0:fc1.input:2/rank1/actv'
-    """
-    micro = "" if ref.micro_step is None else f":{ref.micro_step}"
-    return f"{ref.vpp_stage}:{ref.name}{micro}/rank{rank}/{ref.data_type}"

@@ -6,13 +6,13 @@ import torch
 
 from msmon_hooks import gradients
 from msmon_hooks.events import Shard
-from msmon_hooks.gradients import WEIGHT_TYPES, OnReady
+from msmon_hooks.gradients import OnReady
 from msmon_hooks.parameters import Weight
 from msmon_hooks.torch.mesh_shards import mesh_shard
 from msmon_hooks.torch.moments import moments
 from msmon_hooks.torch.parameters import named_weights
 
-__all__ = ["WEIGHT_TYPES", "GradientSource", "OnReady"]
+__all__ = ["GradientSource", "OnReady"]
 
 
 class GradientSource(gradients.GradientSource):
