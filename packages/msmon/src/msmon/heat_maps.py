@@ -35,7 +35,7 @@ def histograms(
         matrix: what the transfer brought, float64 `[n, 8]`.
 
     Returns:
-        Of each of `KINDS` a table of what is in no bin or lies infinitely far (`nans`, `infs`), and how many elements lie
+        Of each of `KINDS` a table of what is in no bin or infinitely far (`nans`, `infs`), and how many elements lie
         in each bin, `[parameters, BINS]`, the smallest first; the outermost bins hold what lies beyond too.
     """
     rows = handles[:, None] + np.arange(ROWS)
