@@ -187,6 +187,15 @@ def test_a_step_that_cannot_be_written_leaves_the_others(run_dir, monkeypatch):
     same(run_dir, [0, 1, 4])
 
 
+def test_a_file_that_somebody_removed_begins_with_its_tensors(run_dir):
+    writer = PartialsWriter(run_dir, step_count_per_record=10)
+    known = refs()
+    writer.write(0, known, numbers(0, 4))
+    (run_dir / "partials" / "steps_0-9.bin").unlink()
+    writer.write(1, known, numbers(1, 4))
+    same(run_dir, [1])
+
+
 def test_files_of_the_first_schema_are_read(run_dir):
     (run_dir / "partials").mkdir()
     columns = {"data_type": ["actv"], "vpp_stage": [1], "name": ["w"], "micro_step": [-1], "dtype": ["torch.float32"]}

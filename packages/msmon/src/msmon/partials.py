@@ -105,7 +105,7 @@ class PartialsWriter:
             self.losses.add(len(self._sharded), error, str(path))
 
     def _append(self, path: Path, step: int, rows: NDArray[np.float64]) -> None:
-        if path != self._path:
+        if path != self._path or not path.exists():
             self._path, self._named, self._end = None, b"", _end_of_blocks(path)
         # Counts of NaN and Inf are nearly always 0. Not -0.0.
         kept = np.flatnonzero(rows.view(np.int64).any(axis=0))
