@@ -75,6 +75,7 @@ class PartialsWriter:
         self._step_count = step_count_per_record
         self._refs: Sequence[TensorRef] = ()
         self._sharded = np.zeros(0, np.intp)
+        self._known: list[TensorRef] = []
         self._tensors = b""
         self._path: Path | None = None
         self._named = b""
@@ -93,8 +94,12 @@ class PartialsWriter:
         if refs is not self._refs:
             self._refs = refs
             self._sharded = np.flatnonzero([ref.shard is not None for ref in refs])
-            tensors = Tensors.of([refs[index] for index in self._sharded.tolist()])
-            self._tensors = _block({"schema": SCHEMA}, zlib.compress(json.dumps(asdict(tensors)).encode(), 1))
+            known = [refs[index] for index in self._sharded.tolist()]
+            # Others may differ at every step, such as activations of any length.
+            if known != self._known:
+                self._known = known
+                columns = json.dumps(asdict(Tensors.of(known), recurse=False))
+                self._tensors = _block({"schema": SCHEMA}, zlib.compress(columns.encode(), 1))
         if not len(self._sharded):
             return
         first = step - step % self._step_count
