@@ -80,7 +80,8 @@ def test_numbers_come_back_bit_for_bit(run_dir, record):
 
 
 def test_names_are_there_once_and_columns_of_zeros_not_at_all(run_dir):
-    write(run_dir, range(50), 100, of=lambda step: (*refs(), *refs((f"activation {step}",), sharded=False)))
+    weights = refs()
+    write(run_dir, range(50), 100, of=lambda step: (*weights, *refs((f"activation {step}",), sharded=False)))
     (data,) = files(run_dir).values()
     assert data.count(b'"schema"') == 1
     head = json.loads(data[data.index(b'{"step": 0') :].partition(b"\n")[0])
