@@ -26,11 +26,11 @@ _MATERIAL_SHARE = 0.05
 
 
 class Background:
-    """Runs jobs in order on one daemon thread, with a bounded number of unfinished ones.
+    """Runs jobs in order on one daemon thread.
 
-    With `depth=1` a job must be finished before the next is taken, so a killed process loses at most the job being
-    done and what the training has not handed over yet. A full queue makes `submit` wait; where that takes a
-    noticeable share of the time, it is said once. If the job being done has not ended after `patience` seconds (a hung
+    A job must be finished before the next is taken, so a killed process loses at most the job being done and what the
+    training has not handed over yet. `submit` waits for it; where that takes a noticeable share of the time, it is said
+    once. If the job being done has not ended after `patience` seconds (a hung
     network disk), further jobs are dropped, counted and reported rather than stopping the training for ever.
 
     A job that raises is logged once and counted in `losses`. In a forked child every method returns at once.
@@ -40,10 +40,7 @@ class Background:
     written beside the training
     """
 
-    def __init__(self, *, depth: int = 1, patience: float = 60.0, name: str = "msmon-writer") -> None:
-        if depth < 1:
-            raise ValueError(f"depth: {depth} is not allowed; it must be an integer of at least 1")
-        self.depth = depth
+    def __init__(self, *, patience: float = 60.0, name: str = "msmon-writer") -> None:
         self.patience = patience
         self.losses = Losses(part="background", unit="jobs")
         self.waits = 0
@@ -96,13 +93,13 @@ class Background:
     def _wait_for_room(self) -> bool:
         if self._window_begin is None:
             self._window_begin = time.monotonic()
-        if self._unfinished < self.depth:
+        if not self._unfinished:
             return True
         if self._hung or threading.current_thread() is self._thread:
             return False
         self.waits += 1
         begin = time.monotonic()
-        has_room = self._changed.wait_for(lambda: self._unfinished < self.depth, self.patience)
+        has_room = self._changed.wait_for(lambda: not self._unfinished, self.patience)
         self._count_wait(begin, time.monotonic())
         self._hung = not has_room
         return has_room

@@ -62,7 +62,7 @@ class Pipeline:
         self._alerting = self._part("alerts")
         self._drawing = self._part("histograms")
         self._finishing = self._part("closing line")
-        self._background = msmon_io.Background(depth=1)
+        self._background = msmon_io.Background()
         self._run_file = JsonFile(run_dir, "run.json")
         self._coverage_file = JsonFile(run_dir, "coverage.json")
         self._coverage_part = self._part("coverage.json")
