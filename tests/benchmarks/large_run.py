@@ -69,7 +69,7 @@ def write_large_run(
                 TensorRef(data_type, name, 0, None, 0, (0,), (local,), "torch.float32", shard=held) for name in names
             ]
         (run_dir / "run.json").write_text(json.dumps(info))
-        partials = PartialsWriter(run_dir)
+        partials = PartialsWriter(run_dir, step_count_per_record=group_steps)
         for first in range(0, steps, group_steps):
             count = min(group_steps, steps - first)
             table = _table(random, dictionary, codes, scale, first, count, tensors, rank, run_dir.name)

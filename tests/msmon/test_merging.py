@@ -9,11 +9,11 @@ import pytest
 import msmon_io
 from msmon.cli import main
 from msmon.merging import merge_ranks
-from msmon.partials import PartialsWriter, read_partials, steps_with_partials
+from msmon.partials import PartialsWriter
 from msmon.reading import UnusableRun
 from msmon_hooks import Shard, TensorRef
 from msmon_io import Table
-from msmon_stats import FIELDS, finalize, partial
+from msmon_stats import finalize, partial
 
 OPS = ["norm", "min", "max", "mean", "zeros", "nans", "std", "rms", "absmax", "infs"]
 WHOLE = np.array([3.0, -4.0, 0.0, 1e-12, 2.5, -7.0, 1.0], dtype=np.float64)
@@ -48,7 +48,7 @@ def write_rank(
         "tensors": entries or [entry(rank)],
     }
     msmon_io.write_json(run_dir / "run.json", info)
-    partials = PartialsWriter(run_dir)
+    partials = PartialsWriter(run_dir, step_count_per_record=record)
     shard = Shard((7,), (stop - start,), f"{start}:{stop}")
     ref = TensorRef("grad_reduced", "w", 0, None, 0, (0,), (stop - start,), "torch.float32", shard=shard)
     with msmon_io.CsvWriter(run_dir, ndigits=17, step_count_per_record=record) as writer:
@@ -178,29 +178,11 @@ def test_nothing_to_merge(tmp_path, capsys):
         assert ("nobody knows which shards rank 0 holds" in said) != ("its config is" in said)
 
 
-def test_partials_come_back(tmp_path):
+def test_damaged_partials(tmp_path):
     run_dir = write_rank(tmp_path, 1, WHOLE)
-    assert steps_with_partials(run_dir) == [0, 1]
-    found = read_partials(run_dir, 1)
-    assert (found.data_types, found.names, found.micro_steps) == (["grad_reduced"], ["w"], [-1])
-    assert dict(zip(FIELDS, found.matrix[0], strict=True))["max"] == 5
-    assert read_partials(run_dir, 7) is None
-    (run_dir / "partials" / "step_1.npz").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"step_1\.npz"):
-        read_partials(run_dir, 1)
-    # Of the other rank, and of this step, there are the digits.
+    (run_dir / "partials" / "steps_1-1.bin").write_bytes(b"PK")
+    # Of the other rank, and of this one, there are the digits.
     write_rank(tmp_path, 0, WHOLE)
     report = merge_ranks(tmp_path)
-    assert (report.rows, report.from_digits) == (2, 1)
-    assert "step_1.npz is damaged" in report.notes[0]
-
-
-def test_a_full_disk_loses_partials_and_says_so(tmp_path, caplog):
-    run_dir = msmon_io.create_run_dir(tmp_path, 0)
-    (run_dir / "partials").write_text("in the way")
-    writer = PartialsWriter(run_dir)
-    ref = TensorRef("exp_avg", "w", 0, None, 0, (0,), (3,), "torch.float32", shard=Shard((7,), (3,), "0:3"))
-    writer.write(0, [ref], partial(WHOLE[:3])[None])
-    writer.close()
-    assert writer.losses.lost == 1
-    assert "partials output" in caplog.text
+    assert (report.rows, report.from_digits) == (2, 2)
+    assert "steps_1-1.bin is damaged" in report.notes[0]

@@ -104,7 +104,7 @@ def write_sharded(
             "tensors": [{**tensor, "shards": [shard]} for tensor in tensors],
         }
         (run_dir / "run.json").write_text(json.dumps(info))
-        stored = PartialsWriter(run_dir)
+        stored = PartialsWriter(run_dir, step_count_per_record=1)
         rows = CsvWriter(run_dir, ndigits=ndigits, step_count_per_record=2)
         with ParquetWriter(run_dir, rank=rank) if parquet else rows as writer:
             for step, values in enumerate(steps):

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from msmon.alerts import Alerts
+from msmon.alerts import AlertHistory, Alerts
 from msmon.collector import Buffer, Collector
 from msmon.config import Config
 from msmon.first_step import write_stacks, write_structure
@@ -55,10 +55,17 @@ class Session:
         run_dir: where files go, or None.
         buffer: of the framework's statistics.
         owner: is kept alive by the hooks; when it is gone, the session finishes.
+        history: what the alerts of sessions before have left.
     """
 
     def __init__(
-        self, config: Config, process: TrainingProcess, run_dir: Path | None, buffer: Buffer, owner: object
+        self,
+        config: Config,
+        process: TrainingProcess,
+        run_dir: Path | None,
+        buffer: Buffer,
+        owner: object,
+        history: AlertHistory,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -68,9 +75,9 @@ class Session:
         info |= {"pp_stage": process.pp_stage, "parallel": process.parallel()}
         self.pipeline = Pipeline(
             rank=process.rank,
-            ops=config.ops,
+            config=config,
             writers=make_writers(config, run_dir, process.rank, self.coverage.part_failed),
-            alerts=self._make_alerts(),
+            alerts=self._make_alerts(history),
             coverage=self.coverage,
             run_dir=run_dir,
             run_info=info,
@@ -100,7 +107,7 @@ class Session:
         self.config = config
         self.pipeline.run_info["config"] = config.to_dict()
 
-    def _make_alerts(self) -> Alerts | None:
+    def _make_alerts(self, history: AlertHistory) -> Alerts | None:
         config, process = self.config, self._process
         if not config.alert.rules:
             return None
@@ -108,6 +115,7 @@ class Session:
             config.alert,
             rank=process.rank,
             directory=process.output_dir / "anomaly_detected" / f"rank{process.rank}",
+            history=history,
             append=bool(config.append_output),
             state_file=None if self.run_dir is None else self.run_dir / "alert_state.npz",
             pp_stage=process.pp_stage,

@@ -9,27 +9,37 @@ from typing import Any
 import attrs
 import pyarrow as pa
 
-from msmon.partials import Partials, read_partials
+from msmon.partials import Partials, PartialsReader
 from msmon.reading.row_files import KEYS, Note, unsaid
 from msmon_stats import OPS, finalize
 
 
-def read_stored(directory: Path, step: int, note: Note = unsaid) -> Partials | None:
-    """The stored partials of a step; None: there are none, or they are damaged, which `note` is told."""
+def open_partials(run_dir: Path, note: Note) -> PartialsReader | None:
+    """What a rank stored; None: nothing, or it is damaged, which `note` is told."""
     try:
-        return read_partials(directory, step)
+        reader = PartialsReader(run_dir)
     except ValueError as error:
-        note(str(error))
+        note(f"{error}; what other files have is read")
+        return None
+    return reader if reader.steps else None
+
+
+def read_partials(reader: PartialsReader, step: int, note: Note = unsaid) -> Partials | None:
+    """The partials of a step; None: there are none, or they are damaged, which `note` is told."""
+    try:
+        return reader.read(step)
+    except ValueError as error:
+        note(f"{error}; what other files have is read")
         return None
 
 
-def partials_files(directory: Path, steps: Sequence[int], notes: list[str]) -> dict[str, list[PartialsFile]]:
-    """The stored partials of a run directory by data type."""
+def partials_files(reader: PartialsReader, note: Note) -> dict[str, list[PartialsFile]]:
+    """The stored partials by data type."""
     found: dict[str, list[PartialsFile]] = {}
-    for step in steps:
-        stored = read_stored(directory, step, notes.append)
-        for data_type in dict.fromkeys(stored.data_types) if stored else ():
-            found.setdefault(data_type, []).append(PartialsFile(directory=directory, step=step, data_type=data_type))
+    for step in reader.steps:
+        stored = read_partials(reader, step, note)
+        for data_type in dict.fromkeys(stored.tensors.data_type) if stored else ():
+            found.setdefault(data_type, []).append(PartialsFile(reader=reader, step=step, data_type=data_type))
     return found
 
 
@@ -37,7 +47,7 @@ def partials_files(directory: Path, steps: Sequence[int], notes: list[str]) -> d
 class PartialsFile:
     """The stored partials of one step and data type."""
 
-    directory: Path
+    reader: PartialsReader
     step: int
     data_type: str
     columns: tuple[str, ...] = (*KEYS, "dtype", *OPS)
@@ -51,16 +61,22 @@ class PartialsFile:
         return self.step
 
     def load(self, columns: Sequence[str], note: Note = unsaid) -> Any:
-        stored = read_stored(self.directory, self.step, note)
+        stored = read_partials(self.reader, self.step, note)
         if stored is None:
             return pa.table({})
-        rows = [row for row, data_type in enumerate(stored.data_types) if data_type == self.data_type]
-        made: dict[str, Any] = {
-            "vpp_stage": [stored.vpp_stages[row] for row in rows],
-            "name": pa.array([stored.names[row] for row in rows], pa.string()).dictionary_encode(),
-            "step": [self.step] * len(rows),
-            "micro_step": [stored.micro_steps[row] for row in rows],
-            "dtype": [stored.dtypes[row] for row in rows],
-            **dict(zip(OPS, finalize(stored.matrix[rows], OPS).T, strict=True)),
-        }
+        rows, keys = key_columns(stored, self.data_type)
+        dtypes = [stored.tensors.dtype[row] for row in rows]
+        statistics = dict(zip(OPS, finalize(stored.matrix[rows], OPS).T, strict=True))
+        made = {**keys, "step": [self.step] * len(rows), "dtype": dtypes, **statistics}
         return pa.table({name: values for name, values in made.items() if name in columns})
+
+
+def key_columns(stored: Partials, data_type: str) -> tuple[list[int], dict[str, Any]]:
+    """The rows of a data type, and which tensors they are about, as `RowFile.load` gives it."""
+    of = stored.tensors
+    rows = [row for row, own in enumerate(of.data_type) if own == data_type]
+    return rows, {
+        "vpp_stage": pa.array([of.vpp_stage[row] for row in rows], pa.int64()),
+        "name": pa.array([of.name[row] for row in rows], pa.string()).dictionary_encode(),
+        "micro_step": pa.array([of.micro_step[row] for row in rows], pa.int64()),
+    }

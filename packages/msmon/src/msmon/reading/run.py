@@ -11,11 +11,11 @@ from typing import Any
 
 import attrs
 
-from msmon.partials import steps_with_partials
+from msmon.partials import PartialsReader
 from msmon.reading.csv_files import csv_files
 from msmon.reading.errors import UnusableRun
 from msmon.reading.parquet_files import parquet_files, stored_runs
-from msmon.reading.partials_files import partials_files
+from msmon.reading.partials_files import open_partials, partials_files
 from msmon.reading.row_files import KEYS, RowFile
 from msmon.reading.tensor_entries import TensorEntry, tensor_entries
 from msmon_hooks import DATA_TYPES
@@ -39,8 +39,8 @@ class RankRun:
     """(virtual stage, name) -> what `run.json` says of a tensor; None: it does not say which there are."""
     files: Mapping[str, Sequence[RowFile]]
     """Data type -> its files, in the order of their steps."""
-    stored_steps: Sequence[int]
-    """Steps with stored partials."""
+    partials: PartialsReader | None
+    """What the rank stored of its shards."""
 
     @property
     def pp_stage(self) -> int:
@@ -158,9 +158,9 @@ def _open_rank(rank: int, directory: Path, notes: list[str]) -> RankRun:
     if twice:
         notes.append(f"rank {rank}: {', '.join(twice)} is there as CSV and as Parquet; the Parquet files are read")
     files |= stored
-    steps = steps_with_partials(directory)
-    if not files:
-        files = {**partials_files(directory, steps, notes)}
+    partials = open_partials(directory, notes.append)
+    if partials and not files:
+        files = {**partials_files(partials, notes.append)}
     info = _read_object(directory / "run.json", notes)
     tensors = None
     if "tensors" in info:
@@ -178,7 +178,7 @@ def _open_rank(rank: int, directory: Path, notes: list[str]) -> RankRun:
             data_type: sorted(own, key=lambda file: (file.first_step, file.last_step))
             for data_type, own in files.items()
         },
-        stored_steps=steps,
+        partials=partials,
     )
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from msmon.partials import Partials
+from msmon.partials import Partials, Tensors
 from msmon.reading.index import Index, Ints, RowNumbers, TensorKey
-from msmon.reading.partials_files import read_stored
+from msmon.reading.partials_files import key_columns, read_partials
 from msmon.reading.row_files import Note
 from msmon.reading.run import RankRun
 from msmon.reading.statistics import Floats
@@ -39,15 +38,14 @@ class StoredRows:
         rename: Callable[[TensorKey], TensorKey] | None = None,
         note: Note,
     ) -> None:
-        self._directory = rank.directory
-        self._steps = frozenset(rank.stored_steps)
+        self._reader = rank.partials
         self._data_type = index.data_type
         self._count = len(rows)
         self._position = np.full(len(index.rows) + 1, -1)
         self._position[rows] = np.arange(len(rows))
         self._numbering = RowNumbers(index.rows, rank, rename=rename)
         self._note = note
-        self._keys: tuple[Any, ...] = ()
+        self._tensors: Tensors | None = None
         self._found: tuple[list[int], Ints] = [], np.zeros(0, dtype=np.int64)
 
     def of(self, steps: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
@@ -56,7 +54,7 @@ class StoredRows:
         partials[:] = NOTHING
         there = np.zeros(partials.shape[:2], dtype=np.bool_)
         for at, step in enumerate(steps.tolist()):
-            stored = read_stored(self._directory, step, self._note) if step in self._steps else None
+            stored = read_partials(self._reader, step, self._note) if self._reader else None
             if stored is not None:
                 taken, positions = self._places(stored)
                 partials[at, positions] = stored.matrix[taken]
@@ -65,18 +63,10 @@ class StoredRows:
 
     def _places(self, stored: Partials) -> tuple[list[int], Ints]:
         """Which rows of the step are wanted, and where each goes. The same at most steps."""
-        keys = (stored.data_types, stored.vpp_stages, stored.names, stored.micro_steps)
-        if keys != self._keys:
-            self._keys = keys
-            own = [row for row, data_type in enumerate(stored.data_types) if data_type == self._data_type]
-            table = pa.table(
-                {
-                    "name": pa.array([stored.names[row] for row in own], pa.string()).dictionary_encode(),
-                    "vpp_stage": pa.array([stored.vpp_stages[row] for row in own], pa.int64()),
-                    "micro_step": pa.array([stored.micro_steps[row] for row in own], pa.int64()),
-                }
-            )
-            positions = self._position[self._numbering.of(table)] if own else np.zeros(0, dtype=np.int64)
+        if stored.tensors is not self._tensors:
+            self._tensors = stored.tensors
+            own, keys = key_columns(stored, self._data_type)
+            positions = self._position[self._numbering.of(pa.table(keys))] if own else np.zeros(0, dtype=np.int64)
             known = positions >= 0
             self._found = [row for row, wanted in zip(own, known, strict=True) if wanted], positions[known]
         return self._found

@@ -142,7 +142,7 @@ def paired_blocks(
         for rank in a.run.ranks:
             if all(index.data_type in one.run.ranks[rank].files for one in (a, b)):
                 # Like with like: digits are not compared with what was never rounded.
-                exact = all(one.run.ranks[rank].stored_steps for one in (a, b))
+                exact = all(one.run.ranks[rank].partials for one in (a, b))
                 yield rank, zip(*(_blocks(one, rank, index, multiple, exact) for one in (a, b)), strict=True)
     else:
         yield None, zip(*(_whole_blocks(one, index, multiple) for one in (a, b)), strict=True)
