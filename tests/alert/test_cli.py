@@ -196,7 +196,7 @@ def test_names_cannot_steer_the_terminal(run, tmp_path):
     (tmp_path / "rank0" / "anomaly.json").write_text(json.dumps({"k": record}))
     _, lines, _ = run("-d", str(tmp_path))
     assert "\x1b" not in "".join(lines)
-    assert "0:a\\x1b[2J\\x0ab.weight/rank0/grad_reduced" in lines[1]
+    assert "0:a\\x1b[2J\\nb.weight/rank0/grad_reduced" in lines[1]
 
 
 def test_on_a_terminal_and_as_a_module(tmp_path):

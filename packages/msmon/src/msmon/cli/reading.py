@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from msmon.config.problems import printable
+from msmon_alert import printable
 
 
 def console() -> Console:
