@@ -28,6 +28,7 @@ DATA_TYPES = (
     "grad_reduced",
     "exp_avg",
     "exp_avg_sq",
+    "state",
     "param_origin",
     "param_updated",
     "attention_hook",

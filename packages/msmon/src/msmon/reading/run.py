@@ -30,6 +30,7 @@ ORDER = (
     "grad_reduced",
     "exp_avg",
     "exp_avg_sq",
+    "state",
     "linear_hook",
     "moe_router_weight_hook",
     "other",
