@@ -15,6 +15,7 @@ STATE = "state"
 
 _MOMENTUM = re.compile(r"(?:\w+_)?momentum(?:_buf|_buffer)?(?:_\d+)?|momentum_buf|moments|accum")
 _OTHER_MOMENTUM = re.compile(r"(?:^|_)(?:neg|pos|second|slow|prev|max)_")
+_FACTOR = re.compile(r"(?:row|col)_var(?:iance)?")
 _LISTED = 8
 
 
@@ -91,6 +92,8 @@ class ParameterState:
         if name in keys:
             return f"its {name} is kept in a form that is not known"
         factors = [key for key in keys if re.fullmatch(rf"{name}_(?:r|c|row|col)s?", key)]
+        if name == MOMENTS[1] and not factors:
+            factors = [key for key in keys if _FACTOR.fullmatch(key)]
         if factors:
             return f"factored: {_listed(factors)}"
         return f"nothing named {name}; its state has {_listed([key for key in keys if key != 'step'] or keys)}"

@@ -12,7 +12,7 @@ Path = tuple[str, ...]
 
 _FIRST = frozenset({"exp_avg", "grad_ma", "grad_avg", "exp_avg_grad", "state1", "m"})
 """Exponential averages of the gradient."""
-_SECOND = frozenset({"exp_avg_sq", "variance_ma", "square_avg", "state2", "v"})
+_SECOND = frozenset({"exp_avg_sq", "variance_ma", "square_avg", "variance", "state2", "v"})
 """Exponential averages of its square. `exp_avg_var` is none: it is taken around the first moment."""
 _PAIRED: Mapping[str, re.Pattern[str]] = {
     "state1": re.compile("state2"),
