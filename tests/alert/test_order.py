@@ -63,23 +63,30 @@ def test_last_micro_step_is_that_of_the_step_not_of_the_run():
 
 def test_phases():
     assert [
-        phase(f"0:a/rank0/{kind}")
+        phase({"tag_name": f"0:a/rank0/{kind}"})
         for kind in ("param_origin", "actv", "input", "output", "actv_grad", "input_grad", "output_grad", "acc_grad",
                      "pre_grad", "post_grad", "grad_unreduced", "grad_reduced", "exp_avg", "exp_avg_sq", "other",
                      "param_updated", "linear_hook", "never_heard_of")
     ] == [0, 1, 1, 1, *[2] * 8, *[3] * 6]  # fmt: skip
 
 
+def test_a_phase_that_is_said_goes_before_the_data_type():
+    said = record(kind="never_heard_of", call=3) | {"phase": "forward"}
+    assert phase(said) == 1
+    assert first([record(kind="grad_reduced", micro=0, call=1), said]) == [1, 0]
+    assert phase(said | {"phase": "sideways"}) == 3
+
+
 def naive(records):
     """The order written down as one sort over everything."""
     last = {}
     for one in records:
-        if phase(one["tag_name"]) != 0 and one["micro_step"] is not None:
+        if phase(one) != 0 and one["micro_step"] is not None:
             last[one["step"]] = max(last.get(one["step"], 0), one["micro_step"])
 
     def place(pair):
         number, one = pair
-        part = phase(one["tag_name"])
+        part = phase(one)
         micro = one["micro_step"]
         if part == 0:
             micro = 0

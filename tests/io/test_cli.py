@@ -44,7 +44,7 @@ def test_errors(output_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
             f"error: {output_dir} exists and is no output of csv2tens",
         ),
         (["convert", str(output_dir), "-p", "0"], "error: process_num: 0 is not allowed"),
-        (["convert", str(output_dir), "-t", "x"], "error: data_type_list: ['x'] are no data types"),
+        (["convert", str(output_dir), "-t", "x"], "error: data_type_list: ['x'] have no files in "),
         (["convert", str(output_dir), "--start", "x"], "error: time_start: 'x' is no time stamp"),
     ):
         assert main(arguments) == 1

@@ -99,7 +99,7 @@ def test_l2_features(write_config, output_dir):
 
 
 def test_l2_features_are_off_without_the_switch(write_config, output_dir):
-    train(write_config(l2_targets={"linear_hook": []}))
+    train(write_config(wg_distribution=True, l2_targets={"linear_hook": []}))
     assert not list(run_dir(output_dir).glob("linear_hook*"))
 
 

@@ -8,6 +8,8 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from msmon_alert.tag import split_tag
+
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp] | slice
@@ -18,18 +20,6 @@ NO_NUMBERS = frozenset({"shape", "dtype"})
 COUNTS = frozenset({"nans", "infs"})
 """Statistics that count elements, so that their size says nothing about the values."""
 _PROVE_NAN = ("min", "max", "norm", "absmax", "rms")
-
-
-def split_tag(tag: str) -> tuple[str, str]:
-    """Tensor and data type of a tag; the data type is "" where the tag has none.
-
-    >>> split_tag("0:fc1.weight/rank0/grad_reduced")
-    ('0:fc1.weight/rank0', 'grad_reduced')
-    >>> split_tag("loss")
-    ('loss', '')
-    """
-    tensor, slash, data_type = tag.rpartition("/")
-    return (tensor, data_type) if slash else (tag, "")
 
 
 def _compact(rows: list[int]) -> Rows:

@@ -49,12 +49,11 @@ def parts(record: Mapping[str, Any]) -> Parts:
 def row(record: Mapping[str, Any]) -> tuple[str, ...]:
     """The cells of one record, after `HEADER`."""
     found = parts(record)
-    tag = str(record["tag_name"])
     return (
         str(record["step"]),
         str(record["rank"]),
-        PHASE_NAMES[phase(tag)],
-        tag,
+        PHASE_NAMES[phase(record)],
+        str(record["tag_name"]),
         f"{found.stat} (+{found.others})" if found.others else found.stat,
         found.value,
         found.history,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import attrs
 
@@ -36,6 +37,18 @@ _OF_PARAMETER = {
 }
 
 
+def split_tag(tag: str) -> tuple[str, str]:
+    """Tensor and data type of a tag; the data type is "" where the tag has none.
+
+    >>> split_tag("0:fc1.weight/rank0/grad_reduced")
+    ('0:fc1.weight/rank0', 'grad_reduced')
+    >>> split_tag("loss")
+    ('loss', '')
+    """
+    tensor, slash, data_type = tag.rpartition("/")
+    return (tensor, data_type) if slash else (tag, "")
+
+
 @attrs.frozen(kw_only=True)
 class Tag:
     """The parts of a tag such as `0:fc1.input:2/rank1/actv`; what is not there is None or ""."""
@@ -48,8 +61,12 @@ class Tag:
     data_type: str
 
     @classmethod
-    def parse(cls, text: str) -> Tag:
+    def parse(cls, text: str, in_micro_steps: Callable[[str], bool] = lambda data_type: True) -> Tag:
         """Any text is a tag.
+
+        Args:
+            text: the tag.
+            in_micro_steps: whether rows of a data type have a micro-step; else the number is a part of the name.
 
         >>> tag = Tag.parse("0:blocks.0.fc1.output:3/rank1/actv_grad")
         >>> tag.module, tag.tensor, tag.micro_step, tag.rank
@@ -62,10 +79,12 @@ class Tag:
         found = _TAG.fullmatch(text)
         if found is None:  # every group is optional, so this cannot be
             raise AssertionError(text)
-        vpp, micro, rank = (found[part] for part in ("vpp", "micro", "rank"))
+        vpp, name, micro, rank = (found[part] for part in ("vpp", "name", "micro", "rank"))
+        if micro is not None and not in_micro_steps(found["kind"] or ""):
+            name, micro = f"{name}:{micro}", None
         return cls(
             vpp_stage=None if vpp is None else int(vpp),
-            name=found["name"],
+            name=name,
             micro_step=None if micro is None else int(micro),
             rank=None if rank is None else int(rank),
             data_type=found["kind"] or "",

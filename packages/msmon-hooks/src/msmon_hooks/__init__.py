@@ -6,9 +6,10 @@ here knows neither.
 
 from msmon_hooks.clock import Clock, Schedule
 from msmon_hooks.coverage import Coverage
-from msmon_hooks.events import ADAM_HISTOGRAM, DATA_TYPES, Observer, Shard, StepEnd, TensorRef
+from msmon_hooks.data_types import ADAM_HISTOGRAM, DATA_TYPES, PHASES, DataType
+from msmon_hooks.events import Observer, Shard, StepEnd, TensorRef
 from msmon_hooks.guard import Guarded
-from msmon_hooks.l2_features import L2_COLUMNS, Feature
+from msmon_hooks.l2_features import Feature
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import CollectiveRequest, Request
 from msmon_hooks.short_names import ShortNames
@@ -19,10 +20,11 @@ __version__ = "0.1.0"
 __all__ = [
     "ADAM_HISTOGRAM",
     "DATA_TYPES",
-    "L2_COLUMNS",
+    "PHASES",
     "Clock",
     "CollectiveRequest",
     "Coverage",
+    "DataType",
     "Feature",
     "Guarded",
     "Observer",

@@ -111,11 +111,11 @@ class Clock:
         """Whether no further step will ever be sampled by this schedule."""
         return self.taken >= self._schedule.collect_times
 
-    def reschedule(self, schedule: Schedule) -> None:
-        """Put another schedule into force, from the step in flight on, and count its samples from 0."""
+    def reschedule(self, schedule: Schedule, taken: int = 0) -> None:
+        """Put another schedule into force, from the step in flight on; so many of its samples were taken already."""
         self._schedule = schedule
-        self.taken = 0
-        self.sampled = schedule.samples(self.step, 0)
+        self.taken = taken
+        self.sampled = schedule.samples(self.step, taken)
 
     def forward_begins(self, stage: int = 0) -> None:
         """A training forward of a root module begins, and with it a micro-step of that model chunk."""

@@ -8,27 +8,6 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-DATA_TYPES = (
-    "actv",
-    "actv_grad",
-    "grad_unreduced",
-    "grad_reduced",
-    "exp_avg",
-    "exp_avg_sq",
-    "state",
-    "param_origin",
-    "param_updated",
-    "attention_hook",
-    "linear_hook",
-    "moe_router_weight_hook",
-    "moe_router_logit_hook",
-    "other",
-)
-"""The kinds of tensor that a monitor looks at; also the first part of the names of output files."""
-
-ADAM_HISTOGRAM = "adam_histogram"
-"""The data type of histograms of Adam's update and ratio. Their handles hold counts, not statistics."""
-
 
 @frozen(slots=True)
 class Shard:

@@ -7,15 +7,13 @@ from math import prod
 from typing import Any, Protocol
 
 from msmon_hooks.coverage import Coverage
+from msmon_hooks.data_types import DATA_TYPES
 from msmon_hooks.events import Shard
 from msmon_hooks.groups import Groups
 from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
-
-WEIGHT_TYPES = ("grad_unreduced", "grad_reduced", "exp_avg", "exp_avg_sq", "param_origin", "param_updated")
-"""The data types that are read of parameters."""
 
 
 class OnReady(Protocol):
@@ -168,8 +166,9 @@ class GradientSource:
         `local_shape` and `local_numel` are those of the weight itself.
         """
         by_shard: dict[Shard | None, list[str]] = {}
-        for data_type in WEIGHT_TYPES:
-            by_shard.setdefault(self.shard(weight, data_type), []).append(data_type)
+        for data_type in DATA_TYPES.values():
+            if data_type.of_parameters:
+                by_shard.setdefault(self.shard(weight, data_type.name), []).append(data_type.name)
         own = self.shard(weight, "param_origin")
         any_ = next((shard for shard in by_shard if shard is not None), None)
         shape = tuple(weight.parameter.shape) if any_ is None else any_.shape

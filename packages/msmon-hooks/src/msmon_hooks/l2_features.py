@@ -7,14 +7,6 @@ from typing import Any
 
 from attrs import frozen
 
-L2_COLUMNS = {
-    "attention_hook": ("entropy", "softmax_max"),
-    "linear_hook": ("sr", "kernel_norm"),
-    "moe_router_weight_hook": ("router_weight_similarity",),
-    "moe_router_logit_hook": ("per_token_expert_entropy",),
-}
-"""Kind of feature to its columns, in the order in which the function of the feature returns them."""
-
 _SUFFIXES = {
     "attention_hook": "attention",
     "linear_hook": "linear",

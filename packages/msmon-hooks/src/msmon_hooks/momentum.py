@@ -8,7 +8,8 @@ from typing import Any
 from msmon_hooks.adam import AdamSettings
 from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
-from msmon_hooks.events import ADAM_HISTOGRAM, Observer, TensorRef
+from msmon_hooks.data_types import ADAM_HISTOGRAM
+from msmon_hooks.events import Observer, TensorRef
 from msmon_hooks.framework import Framework
 from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import Guarded

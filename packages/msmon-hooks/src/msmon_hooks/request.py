@@ -50,7 +50,7 @@ class Request:
     adam_histograms: Callable[..., Any] | None = None
     """`f(exp_avg, exp_avg_sq, step=, beta1=, beta2=, eps=)`: counts, of any length, a parameter and step."""
     l2_features: Mapping[str, Feature] = field(factory=dict)
-    """Kind (a key of `msmon_hooks.L2_COLUMNS`) to what is computed of which modules."""
+    """Kind (a name in `msmon_hooks.DATA_TYPES`) to what is computed of which modules."""
     on_structure: Callable[[dict[str, Any]], None] | None = None
     """Called after the first step with the inputs and outputs of every module; see
     `msmon_hooks.structure`."""

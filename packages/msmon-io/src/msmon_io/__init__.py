@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 from msmon_io.background import Background
 from msmon_io.cells import decode_cell, utf8
-from msmon_io.conversion import DATA_TYPES
 from msmon_io.csv2parquet import convert_to_parquet
 from msmon_io.csv2tensorboard import csv2tensorboard_by_step
 from msmon_io.csv_reader import BrokenLine, data_type_of, read_csv
@@ -22,7 +21,8 @@ from msmon_io.run_dirs import (
     run_dirs,
     run_dirs_between,
 )
-from msmon_io.table import Table
+from msmon_io.table import TEXT_OPS, Table
+from msmon_io.tags import tag
 from msmon_io.writers import (
     Writer,
     WriterContext,
@@ -41,7 +41,7 @@ __version__ = "0.1.0"
 
 # Public too, but not for `import *`, which must work without the extras: ParquetWriter and TensorBoardWriter.
 __all__ = [
-    "DATA_TYPES",
+    "TEXT_OPS",
     "Background",
     "BrokenLine",
     "CsvWriter",
@@ -68,6 +68,7 @@ __all__ = [
     "read_csv",
     "run_dirs",
     "run_dirs_between",
+    "tag",
     "utf8",
     "write_bytes",
     "write_json",

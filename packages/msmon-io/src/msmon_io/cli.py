@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from msmon_io.conversion import DATA_TYPES
 from msmon_io.csv2parquet import convert_to_parquet
 from msmon_io.csv2tensorboard import csv2tensorboard_by_step
 
@@ -24,7 +23,7 @@ def _add_arguments(parser: argparse.ArgumentParser, default_output: str) -> None
         "--data_type_list",
         nargs="+",
         metavar="TYPE",
-        help=f"only these data types; of {', '.join(DATA_TYPES)} (default: all there are)",
+        help="only these data types, such as grad_reduced (default: all there are)",
     )
     parser.add_argument("-o", "--output_dirpath", metavar="DIR", help=f"output directory (default: {default_output})")
 

@@ -21,24 +21,6 @@ from msmon_io.workers import Message, run_pieces
 
 logger = logging.getLogger("msmon_io")
 
-DATA_TYPES = (
-    "actv",
-    "actv_grad",
-    "grad_unreduced",
-    "grad_reduced",
-    "exp_avg",
-    "exp_avg_sq",
-    "state",
-    "param_origin",
-    "param_updated",
-    "attention_hook",
-    "linear_hook",
-    "moe_router_weight_hook",
-    "moe_router_logit_hook",
-    "other",
-)
-"""The data types that runs record."""
-
 _MARKER = ".msmon_io.json"
 # Pieces per process: small enough that all processes end at about the same time.
 _PIECES_PER_PROCESS = 4
@@ -60,15 +42,12 @@ def check_data_types(data_types: Sequence[str] | None) -> Sequence[str] | None:
     """The data types to convert (None: all).
 
     Raises:
-        ValueError: an unknown one, with the known ones in the message.
         TypeError: not a list of strings.
     """
     if data_types is None:
         return None
     if isinstance(data_types, str) or not all(isinstance(item, str) for item in data_types):
         raise TypeError(f"data_type_list: {data_types!r} is not allowed; it must be a list of data types, or None")
-    if unknown := [item for item in data_types if item not in DATA_TYPES]:
-        raise ValueError(f"data_type_list: {unknown} are no data types; there are {', '.join(DATA_TYPES)}")
     return list(data_types) or None
 
 
@@ -103,16 +82,21 @@ def find_sources(
     for run in runs:
         for path in run.path.iterdir():
             data_type = data_type_of(path)
-            if data_type is not None and (data_types is None or data_type in data_types) and path.is_file():
+            if data_type is not None and path.is_file():
                 found.setdefault((run, data_type), []).append(path)
-    for missing in set(data_types or ()) - {data_type for _, data_type in found}:
-        logger.warning("%s: no files of the data type %s in the range", monitor_path, missing)
-    if not found:
-        raise ValueError(
-            f"{monitor_path}: no CSV files of {data_types or 'any data type'} in {len(runs)} run directories"
-        )
+    recorded = sorted({data_type for _, data_type in found})
+    if not recorded:
+        raise ValueError(f"{monitor_path}: no CSV files in {len(runs)} run directories")
+    wanted = recorded if data_types is None else [data_type for data_type in data_types if data_type in recorded]
+    known = ", ".join(recorded)
+    if not wanted:
+        raise ValueError(f"data_type_list: {data_types} have no files in {monitor_path}; there are {known}")
+    for missing in sorted(set(data_types or ()) - set(recorded)):
+        logger.warning("data_type_list: %r has no files in %s; there are %s", missing, monitor_path, known)
     sources = []
     for (run, data_type), files in sorted(found.items()):
+        if data_type not in wanted:
+            continue
         files.sort(key=first_step_of)
         sizes = [path.stat().st_size for path in files]
         sources.append(Source(run=run, data_type=data_type, files=files, sizes=sizes))

@@ -30,8 +30,7 @@ class MemoryWriter:
     def metrics(self, data_type: str) -> dict[str, dict[str, float | str]]:
         """Tag -> {statistic: value} of the newest step; empty where there was none.
 
-        Tags are `{vpp_stage}:{name}/rank{r}/{data_type}`, with `:{micro_step}` after the name where there are
-        micro-steps.
+        For tags see `msmon_io.tag`.
         """
         return dict(self._metrics.get(data_type, {}))
 
@@ -44,12 +43,11 @@ class MemoryWriter:
 
 def table_metrics(table: Table, rank: int) -> dict[str, dict[str, float | str]]:
     """The table as tag -> {statistic: value}; the statistics in the order of `table.ops`."""
-    suffix = f"/rank{rank}/{table.data_type}"
     number_ops = table.number_ops
     metrics: dict[str, dict[str, float | str]] = {}
-    for index, (tag, row) in enumerate(zip(table.tags(), table.rows(), strict=True)):
+    for index, (tag, row) in enumerate(zip(table.tags(rank), table.rows(), strict=True)):
         cells: dict[str, float | str] = dict(zip(number_ops, row, strict=True))
         if table.text:
             cells = {op: cells[op] if op in cells else table.text[op][index] for op in table.ops}
-        metrics[tag + suffix] = cells
+        metrics[tag] = cells
     return metrics

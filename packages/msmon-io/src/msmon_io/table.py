@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
+from msmon_io.tags import tag
+
 
 class SupportsToList(Protocol):
     """An array of any library: numpy, torch and MindSpore arrays all have `tolist`."""
@@ -26,8 +28,8 @@ class Table:
 
     >>> table = Table(data_type="grad_reduced", step=3, names=["fc1.weight"], vpp_stages=[0],
     ...               ops=["norm", "dtype"], values=[[0.5]], text={"dtype": ["torch.float32"]})
-    >>> len(table), table.number_ops, list(table.tags())
-    (1, ['norm'], ['0:fc1.weight'])
+    >>> len(table), table.number_ops, table.tags(rank=0)
+    (1, ['norm'], ['0:fc1.weight/rank0/grad_reduced'])
     """
 
     data_type: str
@@ -73,11 +75,10 @@ class Table:
             raise ValueError(f"{self.data_type}: values of shape {shape} for {len(self.names)} names, {width} columns")
         return rows
 
-    def tags(self) -> list[str]:
-        """`{vpp_stage}:{name}` of each row, with `:{micro_step}` after it where there are micro-steps."""
-        if self.micro_steps is None:
-            return [f"{stage}:{name}" for stage, name in zip(self.vpp_stages, self.names, strict=True)]
+    def tags(self, rank: int) -> list[str]:
+        """The tag of each row, see `msmon_io.tag`."""
+        micro_steps = [None] * len(self) if self.micro_steps is None else self.micro_steps
         return [
-            f"{stage}:{name}:{micro}"
-            for stage, name, micro in zip(self.vpp_stages, self.names, self.micro_steps, strict=True)
+            tag(stage, name, micro, rank, self.data_type)
+            for stage, name, micro in zip(self.vpp_stages, self.names, micro_steps, strict=True)
         ]

@@ -21,9 +21,8 @@ _HEAT_MAP_STEPS = 256
 class TensorBoardWriter:
     """Writes tables as scalars into one event file in the run directory.
 
-    Tags are `{vpp_stage}:{name}/rank{r}/{data_type}_{op}`, with `:{micro_step}` after the name where there are
-    micro-steps. Text columns have no scalars. What cannot be written is logged once, counted in `losses` and
-    reported by `close`; nothing is raised for it.
+    Tags are those of `msmon_io.tag` with `_{op}` after them. Text columns have no scalars. What cannot be written is
+    logged once, counted in `losses` and reported by `close`; nothing is raised for it.
 
     Raises:
         ImportError: tensorboard is not installed; the message says how to install it.
@@ -43,11 +42,11 @@ class TensorBoardWriter:
         if self._step != table.step:
             self.flush()
             self._step = table.step
-        suffixes = [f"/rank{self.rank}/{table.data_type}_{op}" for op in table.number_ops]
+        suffixes = [f"_{op}" for op in table.number_ops]
         try:
             scalars = (
                 (tag + suffix, value)
-                for tag, row in zip(map(utf8, table.tags()), table.rows(), strict=True)
+                for tag, row in zip(map(utf8, table.tags(self.rank)), table.rows(), strict=True)
                 for suffix, value in zip(suffixes, row, strict=True)
             )
             self._file.add_scalars(table.step, scalars)

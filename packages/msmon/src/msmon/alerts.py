@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 import msmon_alert
 from msmon.config import AlertConfig
-from msmon.tables import tag
-from msmon_hooks import StepEnd, TensorRef
+from msmon_hooks import DATA_TYPES, StepEnd, TensorRef
+from msmon_io import tag
 
 logger = logging.getLogger("msmon")
 
@@ -91,7 +91,7 @@ class Alerts:
         rows = [refs[index] for index in order]
         alerts = self._monitor.observe(
             event.step,
-            [tag(ref, self._rank) for ref in rows],
+            [tag(ref.vpp_stage, ref.name, ref.micro_step, self._rank, ref.data_type) for ref in rows],
             stats,
             values[order],
             no_grad=np.array([ref.is_input and not ref.requires_grad for ref in rows]),
@@ -130,6 +130,7 @@ class Alerts:
         return msmon_alert.anomaly_record(
             alert,
             rank=self._rank,
+            phase=DATA_TYPES[ref.data_type].phase,
             micro_step=_micro_step(event, ref),
             pp_stage=self._pp_stage,
             vpp_stage=ref.vpp_stage,
@@ -150,7 +151,7 @@ def _micro_step(event: StepEnd, ref: TensorRef) -> int:
     """Where a tensor that exists once a step stands among the micro-steps: at the end, but weights at the beginning."""
     if ref.micro_step is not None:
         return ref.micro_step
-    return 0 if ref.data_type == "param_origin" else event.last_micro_step
+    return 0 if DATA_TYPES[ref.data_type].phase == "weights" else event.last_micro_step
 
 
 def _is_discrete(dtype: str) -> bool:

@@ -9,9 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
-import msmon_alert
 from msmon import config as configuration
 from msmon.arguments import check_integer, check_optimizer, find_models
 from msmon.collector import Buffer, NoObserver
@@ -19,7 +16,7 @@ from msmon.config import Config, DynamicSwitch, Period
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
 from msmon.forks import leave_in_children
 from msmon.metrics_calls import MetricsCalls
-from msmon.outputs import make_run_dir
+from msmon.outputs import check_output_dir, make_run_dir
 from msmon.requests import ends_program
 from msmon.session import Place, Session
 from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
@@ -27,6 +24,8 @@ from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
 logger = logging.getLogger("msmon")
 
 _NEVER = Schedule(collect_times=0)
+_SCHEDULED = {"start_step", "step_interval", "collect_times"}
+"""Fields that say which steps are sampled."""
 
 
 class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
@@ -76,12 +75,12 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         self._output_dir = configuration.output_dir()
         self._dynamic = configuration.dynamic_mode()
         self._config = Config()
-        self._run_dir: Path | None = None
         if not self._dynamic:
-            self._config = configuration.load_config(config_file_path, check_rules=msmon_alert.rules_from_config)
+            self._config = configuration.load_config(config_file_path)
             for warning in self._config.warnings:
                 logger.warning("%s: %s", self._config.source, warning)
-            self._run_dir = self._new_run_dir(self._config)
+            if self._monitored(self._config):
+                check_output_dir(self._config, self._output_dir)
         self._switch: DynamicSwitch | None = None
         self._period: Period | None = None
         self._attachment: Any = None
@@ -157,26 +156,26 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         self.close()
         self._starting, self._switching = Guarded("the model"), Guarded("start and stop")
         self._dp_group, self._tp_group = dp_group, tp_group
+        # The script may have made the monitor before the process group.
+        self._rank = self._find_rank()
         self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=_NEVER)
         if self._dynamic:
             args = (models, optimizer, self._clock, None, NoObserver(), Coverage())
             self._attachment = self._starting.run(self._attach, *args)
-            rules = msmon_alert.rules_from_config
             size = self._find_world_size()
-            self._switch = DynamicSwitch(self._path, rank=self._rank, world_size=size, check_rules=rules)
+            self._switch = DynamicSwitch(self._path, rank=self._rank, world_size=size)
             self._switching.run(self._switch.begin, start_iteration)
         elif self._monitored(self._config):
             self._clock.reschedule(_schedule(self._config, self._config.start_step))
-            run_dir, self._run_dir = self._run_dir or self._new_run_dir(self._config), None
-            self._starting.run(self._begin_session, models, optimizer, run_dir)
+            self._starting.run(self._begin_session, models, optimizer)
         elif ends_program(self._config):
             # The program ends on all ranks, or those that go on would wait for this one's peers for ever.
             self._clock.reschedule(_schedule(self._config, self._config.start_step))
             request = Request(ends_program=True)
             self._attachment = self._attach(models, optimizer, self._clock, request, NoObserver(), Coverage())
 
-    def _begin_session(self, models: Sequence[Any], optimizer: Any, run_dir: Path | None) -> None:
-        session = self._session = self._new_session(self._config, run_dir)
+    def _begin_session(self, models: Sequence[Any], optimizer: Any) -> None:
+        session = self._session = self._new_session(self._config, self._new_run_dir(self._config))
         request = self._request(session)
         args = (models, optimizer, self._clock, request, session.collector, session.coverage)
         self._attachment = self._attach(*args)
@@ -189,11 +188,21 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
 
     @ops.setter
     def ops(self, ops: Sequence[str]) -> None:
-        self.change_config(ops=configuration.parse_config({"ops": list(ops)}, "ops").ops)
+        self.change_config(ops=list(ops))
 
     def change_config(self, **fields: Any) -> None:
-        """Put other values of the configuration's fields into force, from the next step on."""
-        self._waiting = evolve(self._waiting or self._config, **fields)
+        """Put other values of the configuration's fields into force, from the next step on.
+
+        Which steps are sampled changes within the run directory; everything else begins a new one.
+
+        Raises:
+            msmon.config.ConfigError: an unknown field, or a value that the configuration file may not have either.
+
+        Example:
+            >>> monitor.change_config(step_interval=10, ops=["norm", "max"])  # doctest: +SKIP
+        """
+        before = (self._waiting or self._config).to_dict()
+        self._waiting = configuration.parse_config({**before, **fields}, "change_config")
         if not self._clock.in_step:
             self._apply_waiting()
 
@@ -224,7 +233,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
             Guarded("hooks").run(attachment.close)
 
     def _monitored(self, config: Config) -> bool:
-        return not config.module_ranks or self._rank in config.module_ranks
+        return bool(config.monitors) and (not config.module_ranks or self._rank in config.module_ranks)
 
     def _new_run_dir(self, config: Config) -> Path | None:
         return make_run_dir(config, self._output_dir, self._rank) if self._monitored(config) else None
@@ -258,10 +267,18 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
 
     def _apply_waiting(self) -> None:
         config, self._waiting = self._waiting, None
-        if config is not None and self._session is not None and self._attachment is not None:
+        if config is None:
+            return
+        before, self._config = self._config, config
+        collecting = self._period is not None if self._dynamic else not self._clock.exhausted
+        if self._session is None or self._attachment is None or not collecting:
+            return
+        first_step = config.start_step if self._period is None else self._period.first_step
+        self._clock.reschedule(_schedule(config, first_step), self._clock.taken)
+        if config.differences(before) <= _SCHEDULED:
+            self._session.reschedule(config)
+        else:
             self._change_session(config)
-        elif config is not None:
-            self._config = config
 
     def _change_session(self, config: Config | None) -> None:
         """Collect by another configuration from now on; None: collect nothing."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,34 @@ import msmon_io
 from msmon.config import Config
 from msmon_hooks import Guarded
 from msmon_io import Writer
+from msmon_io.files import make_dir
 
 logger = logging.getLogger("msmon")
+
+
+def check_output_dir(config: Config, output_dir: Path) -> None:
+    """Make the output directory, if the configuration writes files: what cannot work is said before the training.
+
+    Raises:
+        OSError: it cannot be created or written to; the message says which and what to do.
+    """
+    if set(config.format) == {"api"}:
+        return
+    try:
+        make_dir(output_dir)
+        if not os.access(output_dir, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _with_way_out(error, output_dir) from error
+
+
+def _with_way_out(error: OSError, output_dir: Path) -> OSError:
+    return type(error)(
+        error.errno,
+        f"the output directory cannot be created: {error.strerror}; set MONITOR_OUTPUT_DIR to a directory that can be "
+        "written",
+        str(output_dir),
+    )
 
 
 def make_run_dir(config: Config, output_dir: Path, rank: int) -> Path | None:
@@ -29,12 +57,7 @@ def make_run_dir(config: Config, output_dir: Path, rank: int) -> Path | None:
             return msmon_io.find_run_dir(output_dir, rank, start, end)
         return msmon_io.create_run_dir(output_dir, rank)
     except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"the output directory cannot be created: {error.strerror}; set MONITOR_OUTPUT_DIR to a directory that "
-            "can be written",
-            str(output_dir),
-        ) from error
+        raise _with_way_out(error, output_dir) from error
 
 
 def make_writers(

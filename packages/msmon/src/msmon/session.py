@@ -93,6 +93,11 @@ class Session:
         self.pipeline.run_info["tensors"] = self.pipeline.info_part.run(attachment.describe) or []
         self.pipeline.begin()
 
+    def reschedule(self, config: Config) -> None:
+        """Other steps are sampled from now on; files and rules go on."""
+        self.config = config
+        self.pipeline.run_info["config"] = config.to_dict()
+
     def _make_alerts(self) -> Alerts | None:
         config, place = self.config, self._place
         if not config.alert.rules:

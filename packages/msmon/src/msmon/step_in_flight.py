@@ -7,7 +7,8 @@ from typing import Any
 import msmon_io
 from msmon.collector import Collector
 from msmon.config import Config
-from msmon.tables import TEXT_OPS, number_ops, step_rows, tables
+from msmon.tables import number_ops, step_rows, tables
+from msmon_io import TEXT_OPS, tag
 from msmon_stats import finalize
 
 Metrics = dict[str, dict[str, Any]]
@@ -38,7 +39,7 @@ def current_gradients(hooks: Any, collector: Collector, config: Config, rank: in
 
     def metrics(data_type: str) -> Metrics:
         return {
-            f"{weight.vpp_stage}:{weight.name}/rank{rank}/{data_type}": {
+            tag(weight.vpp_stage, weight.name, None, rank, data_type): {
                 op: _text(gradient, op) if op in TEXT_OPS else values[op] for op in config.ops
             }
             for (weight, gradient), values in zip(present, statistics, strict=True)

@@ -8,11 +8,9 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from msmon_hooks import ADAM_HISTOGRAM, L2_COLUMNS, TensorRef
-from msmon_io import Table
+from msmon_hooks import ADAM_HISTOGRAM, DATA_TYPES, TensorRef
+from msmon_io import TEXT_OPS, Table
 from msmon_stats import OPS, finalize, merge
-
-TEXT_OPS = ("shape", "dtype")
 
 
 @frozen(kw_only=True, eq=False)
@@ -71,7 +69,7 @@ def step_rows(
     members: dict[str, list[int]] = {}
     for index, ref in enumerate(refs):
         data_type = ref.data_type
-        own = data_type in L2_COLUMNS or data_type == ADAM_HISTOGRAM
+        own = data_type == ADAM_HISTOGRAM or DATA_TYPES[data_type].columns
         members.setdefault(data_type if own else "", []).append(index)
     plain = np.array(members.get("", []), np.intp)
     count = np.zeros(len(plain))
@@ -85,9 +83,9 @@ def step_rows(
     if any(ref.merges for ref in kept_refs):
         kept_refs, partials = _merge_rows(kept_refs, partials)
     groups = [Group(refs=kept_refs, values=finalize(partials, number_ops(ops)), ops=tuple(ops))]
-    for kind, columns in L2_COLUMNS.items():
-        rows = members.get(kind, [])
-        if rows:
+    for name, rows in members.items():
+        columns = DATA_TYPES[name].columns if name in DATA_TYPES else ()
+        if columns:
             numbers = matrix[handles[rows]][:, : len(columns)]
             groups.append(Group(refs=[refs[index] for index in rows], values=numbers, ops=columns))
     drawn = members.get(ADAM_HISTOGRAM, [])
@@ -130,14 +128,3 @@ def tables(step: int, group: Group) -> list[Table]:
             )
         )
     return made
-
-
-def tag(ref: TensorRef, rank: int) -> str:
-    """How the API and the alerts call a tensor.
-
-    Example:
-        >>> tag(TensorRef("actv", "fc1.input", 0, 2, 0, (0,), (), "torch.float32"), 1)
-        '0:fc1.input:2/rank1/actv'
-    """
-    micro = "" if ref.micro_step is None else f":{ref.micro_step}"
-    return f"{ref.vpp_stage}:{ref.name}{micro}/rank{rank}/{ref.data_type}"

@@ -24,10 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from msmon.cli.plan import print_plan
-    from msmon_alert import rules_from_config
 
     try:
-        config = load_config(args.config, check_rules=rules_from_config)
+        config = load_config(args.config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

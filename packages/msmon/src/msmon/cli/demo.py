@@ -15,12 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import msmon_alert.cli
 from msmon.cli.loss_curve import loss_curve
+from msmon.config import output_dir
 
 EPILOG = """\
 examples:
   msmon demo                     a weight is multiplied by 10,000 at step 40
   msmon demo --no-fault          a healthy run, in which nothing is reported
-  msmon demo --output DIR        write there instead of ./monitor_output
+  msmon demo --output DIR        write there instead of $MONITOR_OUTPUT_DIR or ./monitor_output
 
 exit status:
   0  done
@@ -32,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-fault", action="store_true", help="a healthy run")
     parser.add_argument("--steps", type=int, default=60, metavar="N", help="steps to train (default: 60)")
     parser.add_argument(
-        "--output", type=Path, default=Path("monitor_output"), metavar="DIR", help="default: ./monitor_output"
+        "--output",
+        type=Path,
+        default=output_dir(),
+        metavar="DIR",
+        help="default: $MONITOR_OUTPUT_DIR, or ./monitor_output",
     )
 
 

@@ -2,35 +2,23 @@
 
 import attrs
 
-from msmon.config.model import Config
+from msmon.config.model import SWITCHES, Config
 from msmon.config.problems import shown
-
-_MONITORS = (
-    "wg_distribution",
-    "xy_distribution",
-    "param_distribution",
-    "mv_distribution",
-    "mg_direction",
-    "ur_distribution",
-    "recording_l2_features",
-    "print_struct",
-    "stack_info",
-)
 
 
 def made_consistent(config: Config) -> Config:
     """The configuration with its warnings, and with switched off what could not work."""
-    warnings = [*config.warnings, *_warnings(config)]
+    warnings = _warnings(config)
     if config.ur_distribution and "tensorboard" not in config.format:
         warnings.append('ur_distribution: off, since it needs format "tensorboard"')
         config = attrs.evolve(config, ur_distribution=False)
-    return attrs.evolve(config, warnings=tuple(warnings))
+    if not config.monitors:
+        warnings.append(f"nothing is monitored; switch on one of {', '.join(SWITCHES)}, cc_distribution.enable")
+    return attrs.evolve(config, warnings=(*config.warnings, *warnings))
 
 
 def _warnings(config: Config) -> list[str]:
     found = []
-    if not any(getattr(config, key) for key in _MONITORS) and not config.cc_distribution.enable:
-        found.append(f"nothing is monitored; switch on one of {', '.join(_MONITORS)}, cc_distribution.enable")
     if config.forward_only and config.backward_only:
         found.append(
             "forward_only, backward_only: both are true, so neither activations nor their gradients are collected"

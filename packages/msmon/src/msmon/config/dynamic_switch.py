@@ -9,7 +9,7 @@ from attrs import frozen
 from msmon.config.dynamic_file import ConfigWatch, Content, switch_off
 from msmon.config.environment import launch_id
 from msmon.config.json_text import parse_object
-from msmon.config.load import RuleCheck, parse_config
+from msmon.config.load import parse_config
 from msmon.config.model import Config
 from msmon.config.problems import ConfigError
 from msmon.config.reading import path_name
@@ -25,9 +25,8 @@ _PATIENCE_SECONDS = 120.0
 class Period:
     """A configuration and the steps at which it collects.
 
-    >>> period = Period(config=Config(step_interval=2, collect_times=3), first_step=10)
-    >>> [step for step in range(20) if period.samples(step)]
-    [10, 12, 14]
+    >>> Period(config=Config(step_interval=2, collect_times=3), first_step=10).last_step
+    14
     """
 
     config: Config
@@ -40,10 +39,6 @@ class Period:
     def last_step(self) -> int:
         """The last sampled step; before `first_step` if there is none."""
         return self.first_step + (self.config.collect_times - 1) * self.config.step_interval
-
-    def samples(self, step: int) -> bool:
-        """Whether a step is recorded."""
-        return self.first_step <= step <= self.last_step and (step - self.first_step) % self.config.step_interval == 0
 
 
 @frozen
@@ -69,7 +64,6 @@ class DynamicSwitch:
         rank: this process.
         world_size: how many processes train.
         launch: what tells this launch from another one; default: from the environment.
-        check_rules: see `load_config`.
 
     >>> switch = DynamicSwitch("monitor_config.json")  # doctest: +SKIP
     >>> switch.begin(next_step=0)  # doctest: +SKIP
@@ -83,13 +77,11 @@ class DynamicSwitch:
         rank: int = 0,
         world_size: int = 1,
         launch: str | None = None,
-        check_rules: RuleCheck | None = None,
     ) -> None:
         self._path = path
         self._rank = rank
         self._world_size = world_size
         self._launch = launch_id() if launch is None else launch
-        self._check_rules = check_rules
         self._watch = ConfigWatch(path)
         self._start_file = StartFile(path)
         self._generation = 0
@@ -156,7 +148,7 @@ class DynamicSwitch:
 
     def _read(self, content: Content, first_step: int) -> Period | None:
         name = path_name(self._path)
-        config = parse_config(parse_object(content.data, name), name, check_rules=self._check_rules)
+        config = parse_config(parse_object(content.data, name), name)
         return Period(config=config, first_step=first_step, digest=content.digest) if config.dynamic_on else None
 
     def _announce(self, content: Content, period: Period | None, first_step: int) -> None:
@@ -197,7 +189,7 @@ class DynamicSwitch:
         if news.config is None:
             return None
         try:
-            config = parse_config(news.config, path_name(self._path), check_rules=self._check_rules)
+            config = parse_config(news.config, path_name(self._path))
         except ConfigError as error:  # a rule that is installed for rank 0 only
             logger.error("rank %d cannot use the configuration of rank 0, and collects nothing: %s", self._rank, error)
             return None

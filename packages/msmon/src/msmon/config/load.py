@@ -1,11 +1,12 @@
 """From a file or a mapping to a checked Config, or to one message that lists every problem."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+import msmon_alert
 from msmon.config.checks import checked_fields, parse_fields
 from msmon.config.consistency import made_consistent
 from msmon.config.json_text import parse_object
@@ -13,31 +14,25 @@ from msmon.config.model import AlertConfig, CcConfig, Config, L2Config
 from msmon.config.problems import Problems, join
 from msmon.config.reading import path_name, read_file
 
-RuleCheck = Callable[[list[dict[str, Any]]], object]
-"""Such as `msmon_alert.rules_from_config`: raises ValueError for rules that do not exist or wrong arguments."""
-
 _NESTED = {"alert": AlertConfig, "cc_distribution": CcConfig, "l2_targets": L2Config}
 _PATHS = tuple(join(key, name) for key, cls in _NESTED.items() for name in checked_fields(cls))
 
 
-def load_config(path: str | os.PathLike[str], *, check_rules: RuleCheck | None = None) -> Config:
+def load_config(path: str | os.PathLike[str]) -> Config:
     """Read and check a configuration file.
 
     Args:
         path: a JSON file in UTF-8.
-        check_rules: checks the arguments of `alert.rules` too; its ValueError becomes part of the report.
 
     Raises:
         ConfigError: the file is missing, unreadable, not strict JSON, or has problems; the message lists all of them.
     """
     data, _ = read_file(path)
     name = path_name(path)
-    return parse_config(parse_object(data, name), source=name, check_rules=check_rules)
+    return parse_config(parse_object(data, name), source=name)
 
 
-def parse_config(
-    mapping: Mapping[str, Any], source: str = "configuration", *, check_rules: RuleCheck | None = None
-) -> Config:
+def parse_config(mapping: Mapping[str, Any], source: str = "configuration") -> Config:
     """Check a configuration that is already a JSON-like object; `source` names it in messages.
 
     Raises:
@@ -48,9 +43,9 @@ def parse_config(
     """
     problems = Problems(source)
     config = parse_fields(Config, mapping, "", problems, _PATHS)
-    if check_rules is not None and config is not None and not any(e.startswith("alert") for e in problems.errors):
+    if config is not None and not any(e.startswith("alert") for e in problems.errors):
         try:
-            check_rules(config.alert.rule_dicts())
+            msmon_alert.rules_from_config(config.alert.rule_dicts())
         except ValueError as error:
             _fold(str(error), problems)
     problems.raise_if_any()

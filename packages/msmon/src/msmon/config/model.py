@@ -27,6 +27,19 @@ from msmon.config.selector import Target, parse_targets
 from msmon.config.timestamps import parse_range
 from msmon.config.values import DEFAULT_OPS, parse_formats, parse_ndigits, parse_ops, parse_rule_name, require
 
+SWITCHES = (
+    "wg_distribution",
+    "xy_distribution",
+    "param_distribution",
+    "mv_distribution",
+    "mg_direction",
+    "ur_distribution",
+    "recording_l2_features",
+    "print_struct",
+    "stack_info",
+)
+"""The boolean fields of which at least one must be on, if no collectives are monitored."""
+
 _module_names = distinct(list_of(string, "module names"))
 
 
@@ -97,6 +110,11 @@ class L2Config:
 
     moe_router_logit_hook: tuple[str, ...] | None = setting(None, _module_names)
     """Routers of experts, for the entropy of their output."""
+
+    def features(self) -> dict[str, tuple[str, ...]]:
+        """Each feature that is computed, with its modules."""
+        named: dict[str, tuple[str, ...] | None] = attrs.asdict(self)
+        return {kind: names for kind, names in named.items() if names or (names is not None and kind == "linear_hook")}
 
 
 @frozen(kw_only=True)
@@ -177,7 +195,7 @@ class Config:
     """The layout of Q and K for `attention_hook`: sequence, batch, head, dimension."""
 
     format: tuple[str, ...] = setting(("csv",), parse_formats)
-    """Where results go: csv, tensorboard, api, parquet."""
+    """Where results go: csv, tensorboard, api, parquet, or a writer of another package."""
 
     ops: tuple[str, ...] = setting(DEFAULT_OPS, parse_ops)
     """The statistics, in the order of the columns."""
@@ -204,6 +222,21 @@ class Config:
     """What is valid but has no effect, or not the one that was meant; the caller logs these."""
 
     @property
+    def monitors(self) -> tuple[str, ...]:
+        """The switches that are on and have something to do.
+
+        >>> Config(wg_distribution=True, stack_info=True, format=("api",)).monitors
+        ('wg_distribution',)
+        """
+        idle = {
+            "xy_distribution": not (self.collects_actv or self.collects_actv_grad),
+            "recording_l2_features": not any(self.l2_targets.features()),
+            "stack_info": "csv" not in self.format,
+        }
+        switches = [key for key in SWITCHES if getattr(self, key) and not idle.get(key, False)]
+        return (*switches, *(("cc_distribution",) if self.cc_distribution.enable else ()))
+
+    @property
     def collects_actv(self) -> bool:
         """Activations are collected."""
         return self.xy_distribution and not self.backward_only
@@ -212,6 +245,11 @@ class Config:
     def collects_actv_grad(self) -> bool:
         """Gradients of activations are collected."""
         return self.xy_distribution and not self.forward_only
+
+    def differences(self, other: "Config") -> set[str]:
+        """The fields in which two configurations differ, whatever file they come from."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        return {key for key in mine if mine[key] != theirs[key]}
 
     def to_dict(self) -> dict[str, Any]:
         """The effective configuration as a JSON object that could be read back, every field with its value."""

@@ -18,10 +18,8 @@ SIDES = ("input", "output", "input_grad", "output_grad")
 class Selector:
     """Which tensors of one side of a module are monitored.
 
-    >>> parse_selector("tuple[2]:1").indices(2)
-    (1,)
-    >>> parse_selector("tuple[2]").indices(3) is None
-    True
+    >>> parse_selector("tuple[2]:1").index
+    1
     """
 
     text: str
@@ -35,18 +33,6 @@ class Selector:
 
     index: int | None = None
     """The one element that is monitored; None: all of them."""
-
-    def indices(self, count: int | None) -> tuple[int, ...] | None:
-        """Positions of the monitored elements among `count`, or None where what the module has does not fit.
-
-        `count` is None for a bare tensor, which also fits a sequence of one, as that fits `tensor`.
-        """
-        actual = 1 if count is None else count
-        if self.form == "any":
-            return tuple(range(actual))
-        if actual != (1 if self.length is None else self.length):
-            return None
-        return tuple(range(actual)) if self.index is None else (self.index,)
 
 
 @frozen(kw_only=True)
@@ -76,10 +62,6 @@ class Target:
 
     output_grad: Selector | None = None
     """Gradients of the outputs."""
-
-    def applies_to(self, stage: int) -> bool:
-        """Whether it is meant for the modules of a virtual stage."""
-        return self.stage is None or self.stage == stage
 
     def to_dict(self) -> dict[str, str]:
         """The specification as it stands in the file."""

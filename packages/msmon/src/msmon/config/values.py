@@ -1,12 +1,13 @@
 """Checks of single fields whose rules are their own: `ops`, `format`, `ndigits`, a rule of `alert`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import msmon_stats
 from msmon.config.checks import integer
 from msmon.config.problems import Problems, join, kind, nearest, shown
+from msmon_io import TEXT_OPS, writer_names
 
-OPS = ("min", "max", "mean", "norm", "zeros", "nans", "std", "rms", "absmax", "infs", "shape", "dtype")
-FORMATS = ("csv", "tensorboard", "api", "parquet")
+OPS = (*msmon_stats.OPS, *TEXT_OPS)
 DEFAULT_OPS = ("norm",)
 MOST_DIGITS = 100
 
@@ -38,18 +39,19 @@ def _with_near(op: str) -> str:
 
 def parse_formats(value: object, path: str, problems: Problems) -> tuple[str, ...]:
     """One format or a list of them, each once."""
-    names = ", ".join(shown(name) for name in FORMATS)
+    known = writer_names()
+    names = ", ".join(shown(name) for name in known)
     if isinstance(value, (list, tuple)) and value:
         for i, name in enumerate(value):
-            _check_format(name, join(path, i), f"one of {names}", problems)
+            _check_format(name, join(path, i), known, f"one of {names}", problems)
         return tuple(dict.fromkeys(name for name in value if isinstance(name, str)))
-    _check_format(value, path, f"one of {names} or a list of them", problems)
+    _check_format(value, path, known, f"one of {names} or a list of them", problems)
     return (str(value),)
 
 
-def _check_format(value: object, path: str, allowed: str, problems: Problems) -> None:
-    if not isinstance(value, str) or value not in FORMATS:
-        near = nearest(value, FORMATS)
+def _check_format(value: object, path: str, known: Sequence[str], allowed: str, problems: Problems) -> None:
+    if not isinstance(value, str) or value not in known:
+        near = nearest(value, known)
         problems.refuse(path, value, allowed, f"did you mean {shown(near)}?" if near else "")
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import nn
 
+from msmon.config import output_dir
 from msmon.demo.text import batches, tokens
 from msmon.pytorch import TrainerMon
 
@@ -141,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no-fault", action="store_true", help="a healthy run")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--output", type=Path, default=Path("monitor_output"))
+    parser.add_argument("--output", type=Path, default=output_dir())
     arguments = parser.parse_args()
     fault = None if arguments.no_fault else Fault()
     train(write_config(arguments.output), steps=arguments.steps, fault=fault)

@@ -7,7 +7,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-import msmon_alert
 from msmon.config import load_config
 from msmon.pytorch import TrainerMon
 
@@ -52,7 +51,7 @@ class MsmonCallback(_Callback):  # type: ignore[misc]
         unknown = {*groups} - {"process_group", "dp_group", "tp_group"}
         if unknown:
             raise TypeError(f"MsmonCallback: unknown {', '.join(sorted(unknown))}; process_group, dp_group or tp_group")
-        load_config(config_file_path, check_rules=msmon_alert.rules_from_config)
+        load_config(config_file_path)
         self.monitor: TrainerMon | None = None
         """The monitor of the training in progress, or of the last one."""
         self._config_file_path = config_file_path
@@ -62,6 +61,9 @@ class MsmonCallback(_Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The strategy has wrapped the module and made the optimizers: put the hooks on."""
+        if self.monitor is not None:
+            # Training begins again: a smaller batch after an error, or a second call.
+            self.monitor.close()
         groups = dict(self._groups)
         self.monitor = TrainerMon(
             self._config_file_path, process_group=groups.pop("process_group", None), params_have_main_grad=False

@@ -12,7 +12,6 @@ try:
 except ImportError as error:
     raise ImportError("msmon.integrations.transformers needs transformers: pip install transformers") from error
 
-import msmon_alert
 from msmon.config import load_config
 from msmon.pytorch import TrainerMon
 
@@ -44,7 +43,7 @@ class MsmonCallback(TrainerCallback):  # type: ignore[misc]
         if unknown:
             raise TypeError(f"MsmonCallback: unknown {', '.join(sorted(unknown))}; process_group, dp_group or tp_group")
         # A mistake in the file is reported here, before the model is loaded.
-        load_config(config_file_path, check_rules=msmon_alert.rules_from_config)
+        load_config(config_file_path)
         self.monitor: TrainerMon | None = None
         """The monitor of the training in progress, or of the last one."""
         self._config_file_path = config_file_path
@@ -53,6 +52,9 @@ class MsmonCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is wrapped and the optimizer is made: put the hooks on."""
         model = kwargs["model"]
+        if self.monitor is not None:
+            # Training begins again: a smaller batch after an error, or a second call.
+            self.monitor.close()
         groups = dict(self._groups)
         self.monitor = TrainerMon(
             self._config_file_path, process_group=groups.pop("process_group", None), params_have_main_grad=False

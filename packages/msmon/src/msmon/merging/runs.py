@@ -15,7 +15,8 @@ import msmon_io
 from msmon.merging.errors import MergeError
 from msmon.merging.rank_run import Key, RankRun, Row, open_rank
 from msmon.merging.written_digits import mergeable
-from msmon.tables import TEXT_OPS, number_ops
+from msmon.tables import number_ops
+from msmon_io import TEXT_OPS
 from msmon_stats import OPS, finalize, merge
 
 logger = logging.getLogger("msmon")

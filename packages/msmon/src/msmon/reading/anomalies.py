@@ -13,15 +13,13 @@ from msmon.reading.index import TensorKey
 from msmon_alert.ordering import FirstRecords
 from msmon_alert.reading import BrokenFileError, RecordReader
 from msmon_alert.record import PHASE_NAMES, phase
+from msmon_alert.tag import Tag
+from msmon_hooks import DATA_TYPES
 
 #: How many anomalies are kept one by one; the others are counted.
 KEPT = 500
 #: How many (data type, tensor, step) are kept to be marked.
 MARKED = 50_000
-
-_TAG = re.compile(r"(?:(?P<stage>\d+):)?(?P<name>.*)/rank(?P<rank>\d+)/(?P<data_type>[^/]*)", re.DOTALL)
-_MICRO_STEP = re.compile(r":\d+$")
-_WITH_MICRO_STEP = frozenset({"actv", "actv_grad", "attention_hook", "moe_router_logit_hook"})
 
 
 @attrs.frozen(kw_only=True)
@@ -127,26 +125,24 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _anomaly(record: Mapping[str, Any]) -> Anomaly:
-    tag = record["tag_name"]
-    match = _TAG.fullmatch(tag)
-    name = match["name"] if match else tag
-    data_type = match["data_type"] if match else ""
-    micro_step = record.get("micro_step")
-    if micro_step is not None and (data_type in _WITH_MICRO_STEP or data_type == "grad_unreduced"):
-        name = _MICRO_STEP.sub("", name)
+    tag = Tag.parse(record["tag_name"], _in_micro_steps)
     fired = record.get("stats")
     stats = fired if isinstance(fired, Mapping) else {}
     return Anomaly(
         step=record["step"],
-        micro_step=micro_step,
+        micro_step=record.get("micro_step"),
         rank=record["rank"],
-        phase=PHASE_NAMES[phase(tag)],
-        data_type=data_type,
-        tensor=TensorKey(record["pp_stage"], record["vpp_stage"], name),
+        phase=PHASE_NAMES[phase(record)],
+        data_type=tag.data_type,
+        tensor=TensorKey(record["pp_stage"], record["vpp_stage"], tag.name),
         stats=tuple(stats),
         values=tuple(_value(one) for one in stats.values()),
         message=str(record.get("message", "")),
     )
+
+
+def _in_micro_steps(data_type: str) -> bool:
+    return data_type in DATA_TYPES and DATA_TYPES[data_type].in_micro_steps
 
 
 def _value(fired: object) -> str:

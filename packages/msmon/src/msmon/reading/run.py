@@ -17,26 +17,10 @@ from msmon.reading.errors import UnusableRun
 from msmon.reading.parquet_pieces import parquet_pieces, stored_runs
 from msmon.reading.pieces import KEYS, Piece
 from msmon.reading.statistics import TEXT
+from msmon_hooks import DATA_TYPES
 from msmon_io import newest_run_dirs, run_dirs
 
-#: Data types in the order of a training step: what the forward used, forward, backward, update.
-ORDER = (
-    "param_origin",
-    "actv",
-    "attention_hook",
-    "moe_router_logit_hook",
-    "actv_grad",
-    "grad_unreduced",
-    "grad_reduced",
-    "exp_avg",
-    "exp_avg_sq",
-    "state",
-    "linear_hook",
-    "moe_router_weight_hook",
-    "other",
-    "param_updated",
-)
-
+_POSITIONS = {name: position for position, name in enumerate(DATA_TYPES)}
 _RANK = re.compile(r"-rank(\d+)")
 #: Ranks of one launch start together; more than this apart, they may belong to different launches.
 _ONE_LAUNCH = timedelta(minutes=30)
@@ -105,7 +89,7 @@ class Run:
 
 def execution_position(data_type: str) -> tuple[int, str]:
     """Sorts data types in the order of a training step."""
-    return (ORDER.index(data_type) if data_type in ORDER else len(ORDER), data_type)
+    return _POSITIONS.get(data_type, len(_POSITIONS)), data_type
 
 
 def open_run(path: str | Path) -> Run:

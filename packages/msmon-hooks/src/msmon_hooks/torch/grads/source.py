@@ -10,7 +10,7 @@ from torch import distributed
 
 from msmon_hooks import gradients
 from msmon_hooks.events import Shard
-from msmon_hooks.gradients import WEIGHT_TYPES, OnReady
+from msmon_hooks.gradients import OnReady
 from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.torch.mesh_shards import mesh_shard
@@ -18,7 +18,7 @@ from msmon_hooks.torch.moments import StateReader
 from msmon_hooks.torch.nested_optimizers import param_groups
 from msmon_hooks.torch.parameters import named_weights
 
-__all__ = ["WEIGHT_TYPES", "GradientSource", "OnReady"]
+__all__ = ["GradientSource", "OnReady"]
 
 
 class GradientSource(gradients.GradientSource):

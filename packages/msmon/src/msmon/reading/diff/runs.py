@@ -17,7 +17,8 @@ from msmon.reading.diff.tolerance import Noise, Tolerance
 from msmon.reading.errors import UnusableRun
 from msmon.reading.index import Index, RowKey
 from msmon.reading.run import execution_position, open_run
-from msmon_alert.record import order_key
+from msmon_alert.record import PHASE_NAMES, place_in_micro_step
+from msmon_hooks import DATA_TYPES
 
 #: Rows of one data type; a micro-step or a data type never has more.
 _PLENTY = 1 << 40
@@ -169,18 +170,17 @@ def _first(compared: Sequence[Compared], seen: Callable[[Comparison], FirstSeen]
 def _place(one: Compared, row: RowKey, number: int, last_micro: int) -> tuple[int, tuple[int, ...]]:
     """Sorts tensors of one step in the order of execution, which is the order of anomalies."""
     key = row.tensor
-    _, micro_step, place = order_key(
-        {
-            "tag_name": f"{key.vpp_stage}:{key.name}/rank{one.rank or 0}/{one.index.data_type}",
-            "step": 0,
-            "micro_step": row.micro_step if row.micro_step >= 0 else None,
-            "pp_stage": key.pp_stage,
-            "vpp_stage": key.vpp_stage,
-            "call_id": execution_position(one.index.data_type)[0] * _PLENTY + int(number),
-            "rank": one.rank or 0,
-        }
+    known = DATA_TYPES.get(one.index.data_type)
+    phase = PHASE_NAMES.index(known.phase) if known else len(PHASE_NAMES) - 1
+    micro_step = row.micro_step if row.micro_step >= 0 else max(last_micro, 0)
+    place = place_in_micro_step(
+        phase,
+        vpp_stage=key.vpp_stage,
+        pp_stage=key.pp_stage,
+        call_id=execution_position(one.index.data_type)[0] * _PLENTY + number,
+        rank=one.rank or 0,
     )
-    return (max(last_micro, 0) if micro_step is None else micro_step), place
+    return (micro_step if phase else 0), place
 
 
 def _worst(compared: Sequence[Compared]) -> list[Difference]:
