@@ -20,7 +20,8 @@ def is_packed(tensor: torch.Tensor) -> bool:
     """Whether the values of a tensor have to be computed before they can be read.
 
     Example:
-        >>> is_packed(torch.ones(2)), is_packed(torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8))
+        >>> class Own(torch.Tensor): ...
+        >>> is_packed(torch.ones(2)), is_packed(torch.ones(2).as_subclass(Own))
         (False, True)
     """
     part = local_part(tensor)

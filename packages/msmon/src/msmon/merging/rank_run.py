@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ import msmon_io
 from msmon.merging.errors import MergeError
 from msmon.merging.written_digits import to_partials
 from msmon.partials import read_partials, steps_with_partials
+
+STATE = "state"
+"""The data type whose rows are named after a parameter and what the optimizer keeps of it."""
+LIKE_STATE = "exp_avg"
+"""The data type that is cut into the same parts, where there is a number for each element."""
 
 Key = tuple[str, int, str, int]
 """Data type, virtual stage, name, micro-step (-1: none)."""
@@ -39,6 +44,8 @@ class Row:
     exact: bool
     """From stored partials; False: from the digits in a CSV file."""
     dtype: str
+    shape: str
+    """Of the whole tensor."""
 
 
 @frozen(kw_only=True)
@@ -87,20 +94,34 @@ class RankRun:
         if stored is not None:
             keys = zip(stored.data_types, stored.vpp_stages, stored.names, stored.micro_steps, strict=True)
             for key, partial, dtype in zip(keys, stored.matrix, stored.dtypes, strict=True):
-                piece = self.pieces.get(key[:3])
+                piece = self._piece_of(key, partial[0])
                 if piece is not None:
                     exact.add(key)
-                    yield Row(key=key, piece=piece, partial=partial, exact=True, dtype=dtype)
+                    shape = str(self.tensors[parameter_of(self.tensors, key)]["shape"])
+                    yield Row(key=key, piece=piece, partial=partial, exact=True, dtype=dtype, shape=shape)
         for data_type, table in tables.items():
             yield from (row for row in self._from_table(data_type, table) if row.key not in exact)
+
+    def _piece_of(self, key: Key, count: float) -> Piece | None:
+        if key[0] != STATE:
+            return self.pieces.get(key[:3])
+        # What has no number for each element (a factor, a preconditioner) is the rank's own.
+        piece = self.pieces.get((LIKE_STATE, *parameter_of(self.tensors, key)))
+        return piece if piece is not None and piece.numel == count else None
 
     def _from_table(self, data_type: str, table: msmon_io.Table) -> Iterator[Row]:
         micro_steps = table.micro_steps or [-1] * len(table)
         places = list(zip(table.vpp_stages, table.names, strict=True))
-        known = [index for index, place in enumerate(places) if place in self.tensors]
+        owners = [parameter_of(self.tensors, (data_type, *place, -1)) for place in places]
+        known = [
+            index
+            for index, owner in enumerate(owners)
+            # Digits do not tell whether a part of a state is one of the parameter's.
+            if owner in self.tensors and not (data_type == STATE and (LIKE_STATE, *owner) in self.pieces)
+        ]
         if not known:
             return
-        entries = [self.tensors[places[index]] for index in known]
+        entries = [self.tensors[owners[index]] for index in known]
         pieces = [
             self.pieces.get((data_type, *places[index])) or Piece(part="", numel=entry["numel"])
             for index, entry in zip(known, entries, strict=True)
@@ -115,7 +136,18 @@ class RankRun:
                 partial=partial,
                 exact=False,
                 dtype=table.text["dtype"][index] if "dtype" in table.text else entry["dtype"],
+                shape=table.text["shape"][index]
+                if data_type == STATE and "shape" in table.text
+                else str(entry["shape"]),
             )
+
+
+def parameter_of(tensors: Mapping[tuple[int, str], Any], key: Key) -> tuple[int, str]:
+    """Virtual stage and name of the parameter that a row belongs to."""
+    data_type, stage, name, _ = key
+    while data_type == STATE and (stage, name) not in tensors and "." in name:
+        name = name.rpartition(".")[0]
+    return stage, name
 
 
 def open_rank(rank: int, path: Path) -> RankRun:

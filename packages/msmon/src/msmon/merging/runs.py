@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import msmon_io
 from msmon.merging.errors import MergeError
-from msmon.merging.rank_run import Key, RankRun, Row, open_rank
+from msmon.merging.rank_run import STATE, Key, RankRun, Row, open_rank, parameter_of
 from msmon.merging.written_digits import mergeable
 from msmon.tables import number_ops
 from msmon_io import TEXT_OPS
@@ -21,7 +21,7 @@ from msmon_stats import OPS, finalize, merge
 
 logger = logging.getLogger("msmon")
 
-WHOLE_TYPES = ("grad_reduced", "exp_avg", "exp_avg_sq", "param_origin", "param_updated")
+WHOLE_TYPES = ("grad_reduced", "exp_avg", "exp_avg_sq", STATE, "param_origin", "param_updated")
 """What all ranks have in common. The rest (activations, gradients before the reduction) is each rank's own, and is
 joined only where its parts are of one tensor (tensor parallelism)."""
 
@@ -78,8 +78,9 @@ def merge_ranks(output_dir: str | Path, destination: str | Path | None = None) -
 class _Whole:
     """A tensor of which parts come in, rank by rank."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self, dtype: str, shape: str) -> None:
         self.dtype = dtype
+        self.shape = shape
         self.parts: dict[str, Row] = {}
 
     def add(self, row: Row) -> None:
@@ -133,7 +134,7 @@ class _StageMerge:
                 ops.setdefault(data_type, list(table.ops))
             for row in run.rows(step, own):
                 if row.key[0] in WHOLE_TYPES or row.key[:3] in self.sharded:
-                    wholes.setdefault(row.key, _Whole(row.dtype)).add(row)
+                    wholes.setdefault(row.key, _Whole(row.dtype, row.shape)).add(row)
         by_type: dict[str, list[Key]] = {}
         for key, whole in wholes.items():
             if self._is_complete(key, whole):
@@ -144,7 +145,7 @@ class _StageMerge:
         ]
 
     def _is_complete(self, key: Key, whole: _Whole) -> bool:
-        expected = self.entries[key[1], key[2]]["numel"]
+        expected = self.entries[parameter_of(self.entries, key)]["numel"]
         present = sum(row.piece.numel for row in whole.parts.values())
         if present == expected:
             return True
@@ -157,7 +158,7 @@ class _StageMerge:
     def _table(
         self, step: int, data_type: str, keys: list[Key], wholes: dict[Key, _Whole], ops: list[str]
     ) -> msmon_io.Table:
-        keys.sort(key=lambda key: (key[3], self.order[key[1], key[2]]))
+        keys.sort(key=lambda key: (key[3], self.order[parameter_of(self.entries, key)]))
         chosen = [wholes[key] for key in keys]
         self.report.rows += len(keys)
         self.report.sharded += sum(len(whole.parts) > 1 for whole in chosen)
@@ -169,7 +170,7 @@ class _StageMerge:
         for op in set(numbers) - set(mergeable(numbers)):
             values[[*np.flatnonzero(digits)], numbers.index(op)] = np.nan
         texts = {
-            "shape": [str(self.entries[key[1], key[2]]["shape"]) for key in keys],
+            "shape": [whole.shape for whole in chosen],
             "dtype": [whole.dtype for whole in chosen],
         }
         return msmon_io.Table(
