@@ -226,13 +226,13 @@ def test_optimizer_state(tmp_path):
         parts = [Shard((7,), (stop - start,), f"{start}:{stop}"), Shard((-1,), (5,), f"rank {rank}")]
         refs = [
             TensorRef("state", name, 0, None, 0, (0,), shard.local_shape, "torch.float32", shard=shard)
-            for name, shard in zip(names, parts)
+            for name, shard in zip(names, parts, strict=False)
         ]
         PartialsWriter(run_dir).write(0, refs, matrix[:2])
     report = merge_ranks(tmp_path)
     (path,) = report.run_dirs[0].glob("state_*.csv")
     (table,) = msmon_io.read_csv(path)
-    assert list(zip(table.names, table.text["shape"])) == [
+    assert list(zip(table.names, table.text["shape"], strict=True)) == [
         ("w.momentum_buffer", "[7]"),
         ("bias.momentum_buffer", "[3]"),
         ("bias.Q.0", "[2, 2]"),

@@ -129,6 +129,8 @@ class RankRun:
         numbers = np.array(table.rows(), dtype=np.float64).reshape(len(table), -1)[known]
         values = dict(zip(table.number_ops, numbers.T, strict=True))
         partials = to_partials(values, [piece.numel for piece in pieces])
+        # A parameter has one shape, what an optimizer keeps of it has others.
+        own_shapes = data_type == STATE and "shape" in table.text
         for index, entry, piece, partial in zip(known, entries, pieces, partials, strict=True):
             yield Row(
                 key=(data_type, *places[index], micro_steps[index]),
@@ -136,9 +138,7 @@ class RankRun:
                 partial=partial,
                 exact=False,
                 dtype=table.text["dtype"][index] if "dtype" in table.text else entry["dtype"],
-                shape=table.text["shape"][index]
-                if data_type == STATE and "shape" in table.text
-                else str(entry["shape"]),
+                shape=table.text["shape"][index] if own_shapes else str(entry["shape"]),
             )
 
 
