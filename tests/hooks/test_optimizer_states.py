@@ -428,3 +428,25 @@ def test_nothing_is_added_to_the_optimizer() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     moments_of(model, optimizer, sign_agreement=features.sign_agreement)
     assert not optimizer.state
+
+
+@pytest.mark.parametrize("of", ["a dummy", "copies"])
+def test_an_optimizer_without_the_model_s_parameters_leaves_none_out(of: str) -> None:
+    model = mlp()
+    copies = (
+        [torch.zeros(1, requires_grad=True)] if of == "a dummy" else [p.detach().clone() for p in model.parameters()]
+    )
+    with Monitored(model, torch.optim.SGD(copies, lr=0.1), weights=True) as monitored:
+        model(torch.ones(3, 4)).sum().backward()
+        monitored.attachment._optimizer.step()
+    assert {name for _, name in rows(monitored, 0)} == {name for name, _ in model.named_parameters()}
+
+
+def test_parameters_of_inner_optimizers_are_trained() -> None:
+    model = mlp()
+    inner = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    optimizer = Plain(torch.optim.Adam(model[0].parameters()), inner)
+    optimizer.param_groups = inner.param_groups
+    with Monitored(model, optimizer, weights=True) as monitored:
+        step(model, optimizer)
+    assert {name for _, name in rows(monitored, 0)} == {name for name, _ in model.named_parameters()}

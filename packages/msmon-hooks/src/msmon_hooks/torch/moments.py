@@ -84,7 +84,7 @@ def _state_in(home: Any, parameter: torch.Tensor) -> Mapping[Any, Any] | None:
     # A look-up in a defaultdict would create an entry and so change the optimizer.
     states = state_of(home)
     content = None if states is None else states.get(parameter)
-    return content if isinstance(content, Mapping) else None
+    return content if type(content) is dict or isinstance(content, Mapping) else None
 
 
 def _states_in(homes: Iterable[Any], parameter: torch.Tensor) -> Iterator[_State]:
@@ -106,60 +106,53 @@ def _named(states: Iterable[_State], parameter: torch.Tensor) -> Iterator[tuple[
             yield number, tensor, name
 
 
-@frozen(kw_only=True, eq=False, slots=True)
-class _Entry:
-    """A tensor that is read in each step; holds none."""
-
-    number: int
-    """Of the state that has it."""
-    key: Any
-    name: str
-
-
 class _Plan:
-    """What of a parameter's state is read, and how it is called."""
+    """What of a parameter's state is read, and how it is called. Holds no tensor."""
 
     def __init__(self, states: Sequence[_State], others: Sequence[Any], parameter: torch.Tensor) -> None:
         self._others = others
         self._homes = [(one.home, tuple(one.content)) for one in states]
-        self._unset = [
-            (number, key) for number, one in enumerate(states) for key, value in one.content.items() if value is None
-        ]
         self._layout = StateLayout(
             keys=tuple(chain.from_iterable(state_keys(one.content) for one in states)),
             places=tuple(f"{type(one.home).__name__}.state" for one in states),
         )
-        self._entries: list[_Entry] | None = None
         named = list(_named(states, parameter))
         # Tensors that lie deeper, or have to be unpacked, are looked for each time.
-        if all(is_flat(one.content) for one in states) and not any(one.is_packed for _, one, _ in named):
-            self._entries = [_Entry(number=number, key=one.key, name=name) for number, one, name in named]
+        flat = all(is_flat(one.content) for one in states) and not any(one.is_packed for _, one, _ in named)
+        # Number of the state, key in it, name.
+        self._entries = [(number, one.key, name) for number, one, name in named] if flat else None
+        self._unset = [(n, key) for n, one in enumerate(states) for key, value in one.content.items() if value is None]
 
     def read(self, parameter: torch.Tensor) -> ParameterState | None:
         """The tensors as they stand now; None where the state consists of other things than before."""
         for home in self._others:
             if _state_in(home, parameter) is not None:
                 return None
-        states = []
+        contents = []
         for home, keys in self._homes:
             content = _state_in(home, parameter)
             if content is None or tuple(content) != keys:
                 return None
-            states.append(_State(home=home, content=content))
+            contents.append(content)
+        if self._entries is None:
+            return self._read_deep(contents, parameter)
+        for number, key in self._unset:
+            if contents[number][key] is not None:
+                return None
+        tensors = {}
+        for number, key, name in self._entries:
+            value = tensors[name] = contents[number][key]
+            if type(value) not in _PLAIN and not hasattr(value, "_local_tensor"):
+                return None
+        return ParameterState(tensors=tensors, layout=self._layout)
+
+    def _read_deep(self, contents: Sequence[Mapping[Any, Any]], parameter: torch.Tensor) -> ParameterState:
+        states = [_State(home=home, content=one) for (home, _), one in zip(self._homes, contents, strict=True)]
         tensors: dict[str, torch.Tensor] = {}
         packed: dict[str, Callable[[], torch.Tensor]] = {}
-        if self._entries is None:
-            for _, one, name in _named(states, parameter):
-                if one.is_packed:
-                    packed[name] = one.values
-                else:
-                    tensors[name] = one.tensor
-        elif any(states[number].content[key] is not None for number, key in self._unset):
-            return None
-        else:
-            for entry in self._entries:
-                value = states[entry.number].content[entry.key]
-                if type(value) not in _PLAIN and not hasattr(value, "_local_tensor"):
-                    return None
-                tensors[entry.name] = value
+        for _, one, name in _named(states, parameter):
+            if one.is_packed:
+                packed[name] = one.values
+            else:
+                tensors[name] = one.tensor
         return ParameterState(tensors=tensors, packed=packed, layout=self._layout)

@@ -47,7 +47,7 @@ def optimizers_in_hooks(parameter: torch.Tensor) -> list[Any]:
 def state_of(optimizer: Any) -> Mapping[Any, Any] | None:
     """The mapping from parameters to their state, where the optimizer itself has one."""
     state = _attributes(optimizer).get("state")
-    return state if isinstance(state, Mapping) else None
+    return state if isinstance(state, dict | Mapping) else None
 
 
 def param_groups(optimizer: Any) -> list[Mapping[str, Any]]:
