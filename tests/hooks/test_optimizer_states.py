@@ -450,3 +450,19 @@ def test_parameters_of_inner_optimizers_are_trained() -> None:
     with Monitored(model, optimizer, weights=True) as monitored:
         step(model, optimizer)
     assert {name for _, name in rows(monitored, 0)} == {name for name, _ in model.named_parameters()}
+
+
+def test_an_optimizer_that_keeps_its_state_elsewhere() -> None:
+    class ByHand:
+        def __init__(self, parameters: Any) -> None:
+            self.parameters = list(parameters)
+            self.m = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+        def step(self) -> None:
+            for parameter, m in zip(self.parameters, self.m, strict=True):
+                m.lerp_(parameter.grad, 0.1)
+
+    model = mlp()
+    monitored = moments_of(model, ByHand(model.parameters()))
+    assert rows(monitored) == {}
+    assert set(monitored.missing().values()) == {"where the optimizer keeps it is not known"}

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
-from .optimizer_training import CONFIG, MOMENTS, Case, build, train, written
+from msmon.pytorch import TrainerMon
+
+from .optimizer_training import CONFIG, MOMENTS, STEPS, Case, build, train, written
 
 BOTH = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 FACTORED = {"exp_avg_sq_row": "state", "exp_avg_sq_col": "state"}
@@ -300,3 +302,32 @@ def test_optimizer(name: str, write_config: Any, output_dir: Any) -> None:
         wanted = "momentum" if kind == "other" else kind
         default = f"nothing named {wanted}; its state has {', '.join(map(str, keys))}"
         assert reason == case.reasons.get((kind, parameter), default)
+
+
+def test_quantised_states_of_sharded_parameters(write_config: Any, output_dir: Any) -> None:
+    """A DTensor with a quantised tensor in it."""
+    optimizers = pytest.importorskip("torchao.optim")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = fully_shard(build(), mesh=init_device_mesh("cpu", (1,)))
+        optimizer = optimizers.AdamW8bit(model.parameters())
+        expected = {}
+        with TrainerMon(str(write_config(**CONFIG)), params_have_main_grad=False) as monitor:
+            monitor.set_monitor(model, 1, optimizer)
+            for step in range(STEPS):
+                model(torch.randn(16, 64)).square().mean().backward()
+                for name, parameter in model.named_parameters():
+                    for moment in MOMENTS if step else ():
+                        part = optimizer.state[parameter][moment]._local_tensor
+                        part = part.dequantize() if type(part) is not torch.Tensor else part
+                        expected[moment, name, step] = float(part.norm())
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        distributed.destroy_process_group()
+    rows, coverage = written(output_dir)
+    assert {row: value for row, value in rows.items() if row[0] in MOMENTS} == pytest.approx(expected, rel=1e-5)
+    assert coverage["missing"] == []

@@ -84,8 +84,10 @@ class ParameterState:
         """
         keys = self.layout.keys
         if not keys:
-            places = " and ".join(self.layout.places) or "the optimizer"
-            return f"nothing of it in {places}" if updated else "no state before the first update"
+            if not updated:
+                return "no state before the first update"
+            places = " and ".join(self.layout.places)
+            return f"nothing of it in {places}" if places else "where the optimizer keeps it is not known"
         momenta = self._momenta() if name == "momentum" else []
         if momenta:
             return f"several momenta: {_listed(momenta)}"

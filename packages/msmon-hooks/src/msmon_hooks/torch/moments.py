@@ -68,7 +68,7 @@ class StateReader:
 
     def _find_homes(self) -> None:
         self._homes = [one for one in nested_optimizers(self._optimizer) if state_of(one) is not None]
-        places = (f"{type(one).__name__}.state" for one in self._homes or [self._optimizer])
+        places = (f"{type(one).__name__}.state" for one in self._homes)
         self._nothing = ParameterState(layout=StateLayout(places=tuple(dict.fromkeys(places))))
 
 
