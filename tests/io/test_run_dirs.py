@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from msmon_io import create_run_dir, find_run_dir, newest_run_dirs, parse_stamp, run_dirs, run_dirs_between
+from msmon_io import create_run_dir, find_run_dir, newest_run_dirs, run_dirs
+from msmon_io.run_dirs import parse_stamp, run_dirs_between
 
 NEW_YEAR = ("Dec31_23-59-58-rank0-00000000", "Dec31_23-59-59-rank0-11111111", "Jan01_00-00-01-rank0-22222222")
 

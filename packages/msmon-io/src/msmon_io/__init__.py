@@ -8,18 +8,15 @@ from msmon_io.csv2parquet import convert_to_parquet
 from msmon_io.csv2tensorboard import csv2tensorboard_by_step
 from msmon_io.csv_reader import BrokenLine, data_type_of, read_csv
 from msmon_io.csv_writer import CsvWriter, write_text_csv
-from msmon_io.files import OutsideError, write_bytes, write_json
+from msmon_io.files import OutsideError, append_bytes, replace_file, write_json
 from msmon_io.losses import Losses
 from msmon_io.memory_writer import MemoryWriter
-from msmon_io.numbers import format_number
 from msmon_io.run_dirs import (
     RunDir,
     create_run_dir,
     find_run_dir,
     newest_run_dirs,
-    parse_stamp,
     run_dirs,
-    run_dirs_between,
 )
 from msmon_io.table import TEXT_OPS, Table
 from msmon_io.tags import tag
@@ -27,9 +24,7 @@ from msmon_io.writers import (
     Writer,
     WriterContext,
     WriterFactory,
-    Writers,
     open_writer,
-    open_writers,
     writer_names,
 )
 
@@ -53,24 +48,20 @@ __all__ = [
     "Writer",
     "WriterContext",
     "WriterFactory",
-    "Writers",
+    "append_bytes",
     "convert_to_parquet",
     "create_run_dir",
     "csv2tensorboard_by_step",
     "data_type_of",
     "decode_cell",
     "find_run_dir",
-    "format_number",
     "newest_run_dirs",
     "open_writer",
-    "open_writers",
-    "parse_stamp",
     "read_csv",
+    "replace_file",
     "run_dirs",
-    "run_dirs_between",
     "tag",
     "utf8",
-    "write_bytes",
     "write_json",
     "write_text_csv",
     "writer_names",

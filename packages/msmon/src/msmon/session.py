@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from msmon.alerts import Alerts
+from msmon.alerts import AlertHistory, Alerts
 from msmon.collector import Buffer, Collector
 from msmon.config import Config
 from msmon.first_step import write_stacks, write_structure
@@ -55,9 +55,18 @@ class Session:
         run_dir: where files go, or None.
         buffer: of the framework's statistics.
         owner: is kept alive by the hooks; when it is gone, the session finishes.
+        history: what the alerts of sessions before have left.
     """
 
-    def __init__(self, config: Config, place: Place, run_dir: Path | None, buffer: Buffer, owner: object) -> None:
+    def __init__(
+        self,
+        config: Config,
+        place: Place,
+        run_dir: Path | None,
+        buffer: Buffer,
+        owner: object,
+        history: AlertHistory,
+    ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.coverage = Coverage()
@@ -66,9 +75,9 @@ class Session:
         info |= {"pp_stage": place.pp_stage, "parallel": place.parallel()}
         self.pipeline = Pipeline(
             rank=place.rank,
-            ops=config.ops,
+            config=config,
             writers=make_writers(config, run_dir, place.rank, self.coverage.part_failed),
-            alerts=self._make_alerts(),
+            alerts=self._make_alerts(history),
             coverage=self.coverage,
             run_dir=run_dir,
             run_info=info,
@@ -98,7 +107,7 @@ class Session:
         self.config = config
         self.pipeline.run_info["config"] = config.to_dict()
 
-    def _make_alerts(self) -> Alerts | None:
+    def _make_alerts(self, history: AlertHistory) -> Alerts | None:
         config, place = self.config, self._place
         if not config.alert.rules:
             return None
@@ -106,6 +115,7 @@ class Session:
             config.alert,
             rank=place.rank,
             directory=place.output_dir / "anomaly_detected" / f"rank{place.rank}",
+            history=history,
             append=bool(config.append_output),
             state_file=None if self.run_dir is None else self.run_dir / "alert_state.npz",
             pp_stage=place.pp_stage,

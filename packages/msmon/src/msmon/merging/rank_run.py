@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import msmon_io
 from msmon.merging.errors import MergeError
 from msmon.merging.written_digits import to_partials
-from msmon.partials import read_partials, steps_with_partials
+from msmon.partials import PartialsReader
 
 STATE = "state"
 """The data type whose rows are named after a parameter and what the optimizer keeps of it."""
@@ -70,7 +70,7 @@ class RankRun:
     """(virtual stage, name) -> entry in `run.json`."""
     pieces: dict[tuple[str, int, str], Piece] = field(repr=False)
     """(data type, virtual stage, name) -> the part on this rank, of sharded tensors alone."""
-
+    partials: PartialsReader = field(repr=False)
     records: dict[tuple[int, int], Record] = field(repr=False)
     """(first step, last step) -> what there is of these steps."""
 
@@ -89,11 +89,12 @@ class RankRun:
 
     def rows(self, step: int, tables: dict[str, msmon_io.Table]) -> Iterator[Row]:
         """The rows of a step: from the stored partials where there are some, else from the CSV tables."""
-        stored = read_partials(self.path, step)
+        stored = self.partials.read(step)
         exact: set[Key] = set()
         if stored is not None:
-            keys = zip(stored.data_types, stored.vpp_stages, stored.names, stored.micro_steps, strict=True)
-            for key, partial, dtype in zip(keys, stored.matrix, stored.dtypes, strict=True):
+            of = stored.tensors
+            keys = zip(of.data_type, of.vpp_stage, of.name, of.micro_step, strict=True)
+            for key, partial, dtype in zip(keys, stored.matrix, of.dtype, strict=True):
                 piece = self._piece_of(key, partial[0])
                 if piece is not None:
                     exact.add(key)
@@ -154,7 +155,7 @@ def open_rank(rank: int, path: Path) -> RankRun:
     """Read the rank's `run.json`.
 
     Raises:
-        MergeError: it is missing or is none.
+        MergeError: it is missing or is none, or its stored partials are damaged.
     """
     file = path / "run.json"
     try:
@@ -176,7 +177,19 @@ def open_rank(rank: int, path: Path) -> RankRun:
         raise MergeError(f"{file} is missing: without it nobody knows which parts rank {rank} holds") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MergeError(f"{file} is not what msmon writes ({type(error).__name__}: {error})") from None
-    return RankRun(rank=rank, path=path, info=info, tensors=tensors, pieces=pieces, records=_records(path))
+    try:
+        partials = PartialsReader(path)
+    except ValueError as error:
+        raise MergeError(str(error)) from error
+    return RankRun(
+        rank=rank,
+        path=path,
+        info=info,
+        tensors=tensors,
+        pieces=pieces,
+        partials=partials,
+        records=_records(path, partials.steps),
+    )
 
 
 def _check(fields: Any, kinds: dict[str, type]) -> None:
@@ -185,13 +198,13 @@ def _check(fields: Any, kinds: dict[str, type]) -> None:
             raise TypeError(f"{name} is {fields[name]!r:.80}")
 
 
-def _records(run_dir: Path) -> dict[tuple[int, int], Record]:
+def _records(run_dir: Path, stored: list[int]) -> dict[tuple[int, int], Record]:
     found: dict[tuple[int, int], Record] = {}
     for path in sorted(run_dir.glob("*.csv")):
         if msmon_io.data_type_of(path) is not None:
             first, _, last = path.stem.rpartition("_")[2].partition("-")
             found.setdefault((int(first), int(last)), Record()).files.append(path)
-    for step in steps_with_partials(run_dir):
+    for step in stored:
         record = next((record for (first, last), record in found.items() if first <= step <= last), None)
         if record is None:
             record = found.setdefault((step, step), Record())
