@@ -17,6 +17,7 @@ from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.loss_scale import LossScale
 from msmon_hooks.measured import Measured
+from msmon_hooks.moment_hooks import MomentHooks
 from msmon_hooks.parameters import Weight
 from msmon_hooks.ref_cache import RefCache
 from msmon_hooks.registrations import Registrations
@@ -24,8 +25,6 @@ from msmon_hooks.registrations import Registrations
 _MISSING = {
     "grad_unreduced": "no gradient",
     "grad_reduced": "no gradient",
-    "exp_avg": "not updated before a recorded step",
-    "exp_avg_sq": "not updated before a recorded step",
     "param_origin": "no optimizer step was seen",
     "param_updated": "no optimizer step was seen",
 }
@@ -74,7 +73,7 @@ class WeightHooks:
         self._refs = RefCache()
         self._accumulations: Counter[int] = Counter()
         self._unreduced: set[int] = set()
-        self._moments_known = False
+        self._moments: MomentHooks | None = None
         if each_micro_step and not source.each_micro_step and parts.gradients is not None:
             text = f"monitor_mbs_grad: not with {source.engine}, which keeps no gradient of each micro-step"
             logger.warning("%s; grad_unreduced is recorded once a step", text)
@@ -87,6 +86,8 @@ class WeightHooks:
             self._shards |= {(data_type, w.index): self._source.shard(w, data_type) for w in self.weights}
             self._written[data_type] = [w for w in self.weights if self._writes(w, data_type)]
             self._expect(data_type)
+        if self._parts.moments is not None:
+            self._moments = self._parts.moments.run(self._make_moments)
         if self._parts.gradients is not None:
             self._source.attach(self._written["grad_unreduced"], _Ready(self), registrations)
             self._unhooked = [weight for weight in self.weights if not weight.parameter.requires_grad]
@@ -95,9 +96,18 @@ class WeightHooks:
         parts = self._parts
         return [
             *(("grad_unreduced", "grad_reduced") if parts.gradients is not None else ()),
-            *(("exp_avg", "exp_avg_sq") if parts.moments is not None else ()),
             *(("param_origin", "param_updated") if parts.weights is not None else ()),
         ]
+
+    def _make_moments(self) -> MomentHooks:
+        return MomentHooks(
+            framework=self._framework,
+            weights=self.weights,
+            source=self._source,
+            clock=self._clock,
+            observer=self._observer,
+            coverage=self._coverage,
+        )
 
     def _writes(self, weight: Weight, data_type: str) -> bool:
         shard = self._shards[data_type, weight.index]
@@ -158,8 +168,8 @@ class WeightHooks:
             self._hook_unfrozen()
         if not self._clock.sampled:
             return
-        if self._parts.moments is not None:
-            self._parts.moments.run(self._read_moments)
+        if self._parts.moments is not None and self._moments is not None:
+            self._parts.moments.run(self._moments.step_begins)
         if self._parts.weights is not None:
             self._parts.weights.run(self._read_weights, "param_origin")
 
@@ -172,9 +182,8 @@ class WeightHooks:
         """Read what stands after the update. `skipped`: there was none."""
         if self._clock.sampled and self._parts.weights is not None and not skipped:
             self._parts.weights.run(self._read_weights, "param_updated")
-        if self._parts.moments is not None and not self._moments_known and not skipped:
-            self._moments_known = True
-            self._parts.moments.run(self._note_moments)
+        if self._parts.moments is not None and self._moments is not None:
+            self._parts.moments.run(self._moments.step_ends, skipped=skipped)
         self._measured.clear()
         self._accumulations.clear()
         self._unreduced.clear()
@@ -218,25 +227,6 @@ class WeightHooks:
                 "grad_unreduced: missing in steps whose accumulation ended at another micro-step than grad_acc_steps "
                 f"({self._clock.grad_acc_steps}) says"
             )
-
-    def _read_moments(self) -> None:
-        found: dict[str, list[tuple[Weight, Any]]] = {"exp_avg": [], "exp_avg_sq": []}
-        written = {name: set(self._written[name]) for name in found}
-        for weight in self.weights:
-            for name, value in self._source.moments(weight).items():
-                if weight in written[name]:
-                    found[name].append((weight, value))
-        for name, entries in found.items():
-            self._read(name, *_columns(entries))
-
-    def _note_moments(self) -> None:
-        """An optimizer without moments of a kind: said once, instead of missing tensors."""
-        kept = {name for weight in self.weights for name in self._source.moments(weight)}
-        for name in ("exp_avg", "exp_avg_sq"):
-            if name not in kept and self._written[name]:
-                self._coverage.note(f"{name}: {type(self._source.optimizer).__name__} keeps no such state")
-                for weight in self._written[name]:
-                    self._coverage.withdraw(name, weight.name, stage=weight.vpp_stage)
 
     def _read_weights(self, data_type: str) -> None:
         trained = [weight for weight in self._written[data_type] if weight.parameter.requires_grad]
