@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from msmon_hooks import Feature, ShortNames, Target, Targets
+from msmon_hooks import Feature, ShortNames, Sides, Targets
 from msmon_stats import features
 
 from .cases import CASES, Experts, Sequence, gpt2, llama
@@ -311,7 +311,7 @@ def test_call_stacks():
     stacks = {}
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    targets = Targets({"0": Target(), "": Target()})
+    targets = Targets({"0": Sides(), "": Sides()})
     with Monitored(model, optimizer, on_stacks=stacks.update, targets=targets) as monitored:
         for _ in range(2):
             one_step(model, optimizer)
@@ -369,13 +369,14 @@ def test_squashed_rows_are_all_there():
             CASES["llama"].loss(model).backward()
             optimizer.step()
             optimizer.zero_grad()
+            described = monitored.attachment.describe()
         assert monitored.recorder.doubled() == []
         found.append(monitored)
     long, short = found
     assert len(short.recorder.rows) == len(long.recorder.rows)
     assert len(short.missing()) == len(long.missing())
     full = {name for name, _ in model.named_parameters()}
-    entries = {entry["name"]: entry["aliases"] for entry in short.attachment.describe()}
+    entries = {entry["name"]: entry["aliases"] for entry in described}
     assert len(entries) == len(full)
     shortened = {name: aliases[0] for name, aliases in entries.items() if name not in full}
     assert shortened

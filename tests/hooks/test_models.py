@@ -130,8 +130,7 @@ def missing_rows(monitored: Monitored, case: Case, monitor: str, activations: Ex
     """What coverage should list: parameters that have no such tensor, modules that were never called, activations
     that no gradient reached."""
     kinds = {"wg": GRADIENTS, "mbs": GRADIENTS, "mv": MOMENTS, "param": WEIGHTS, "all": GRADIENTS + MOMENTS + WEIGHTS}
-    names = [weight.name for weight in monitored.attachment.weights]
-    found = {(kind, name) for kind in kinds.get(monitor, ()) for name in names}
+    found = {(kind, name) for kind in kinds.get(monitor, ()) for name in monitored.parameters}
     found -= {(data_type, name) for data_type, name, _, _ in monitored.recorder.rows}
     if monitor in ("forward", "all"):
         found |= {("actv", name) for name in activations.unused}

@@ -5,35 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msmon_hooks.clock import Clock
-from msmon_hooks.coverage import Coverage
-from msmon_hooks.events import Observer, Shard, TensorRef
-from msmon_hooks.framework import Framework
+from msmon_hooks.events import Shard, TensorRef
 from msmon_hooks.gradients import GradientSource
 from msmon_hooks.parameter_state import MOMENTS, STATE, ParameterState, StateLayout
 from msmon_hooks.parameters import Weight
-from msmon_hooks.ref_cache import RefCache
+from msmon_hooks.recording import Recording
 
 
 class MomentHooks:
     """Rows of `exp_avg`, `exp_avg_sq` and `state`, and the reason for each moment that a parameter does not have."""
 
-    def __init__(
-        self,
-        *,
-        framework: Framework,
-        weights: Sequence[Weight],
-        source: GradientSource,
-        clock: Clock,
-        observer: Observer,
-        coverage: Coverage,
-    ) -> None:
-        self._framework = framework
+    def __init__(self, recording: Recording, weights: Sequence[Weight], source: GradientSource) -> None:
+        self._recording = recording
         self._source = source
-        self._clock = clock
-        self._observer = observer
-        self._coverage = coverage
-        self._refs = RefCache()
         self._shards: dict[tuple[str, str, int], Shard | None] = {}
         self._updated = False
         self._explained: dict[tuple[str, int], StateLayout] = {}
@@ -45,9 +29,9 @@ class MomentHooks:
         written = [moment for moment in MOMENTS if self._writes(weight, moment)]
         for moment in written:
             reason = ParameterState().missing(moment, updated=False) if weight.parameter.requires_grad else "frozen"
-            self._coverage.expect(moment, weight.name, reason, stage=weight.vpp_stage)
+            self._recording.coverage.expect(moment, weight.name, reason, stage=weight.vpp_stage)
             # Hooks that were there before may have said otherwise.
-            self._coverage.lose(moment, weight.name, None, stage=weight.vpp_stage)
+            self._recording.coverage.lose(moment, weight.name, None, stage=weight.vpp_stage)
         return bool(written)
 
     def _writes(self, weight: Weight, moment: str) -> bool:
@@ -66,7 +50,7 @@ class MomentHooks:
             self._explain(weight, state)
         for entries in found.values():
             if entries:
-                self._record(entries, self._observer.measure([tensor for _, _, tensor in entries]))
+                self._record(entries, self._recording.observer.measure([tensor for _, _, tensor in entries]))
 
     def step_ends(self, *, skipped: bool) -> None:
         """Once an update was made there is a state, or a reason that there is none."""
@@ -85,11 +69,11 @@ class MomentHooks:
         except ValueError as error:
             if self._unread.get(place) != str(error):
                 self._unread[place] = str(error)
-                self._coverage.lose(data_type, full, str(error), stage=weight.vpp_stage)
+                self._recording.coverage.lose(data_type, full, str(error), stage=weight.vpp_stage)
             return
         if self._unread.pop(place, None) is not None:
-            self._coverage.lose(data_type, full, None, stage=weight.vpp_stage)
-        self._record([(weight, name, tensor)], self._observer.measure([tensor]))
+            self._recording.coverage.lose(data_type, full, None, stage=weight.vpp_stage)
+        self._record([(weight, name, tensor)], self._recording.observer.measure([tensor]))
 
     def _explain(self, weight: Weight, state: ParameterState) -> None:
         """Say why a moment is not there: once, and again when the state has changed."""
@@ -99,14 +83,14 @@ class MomentHooks:
             if moment in state.tensors or moment in state.packed:
                 if known is not None:
                     del self._explained[moment, weight.index]
-                    self._coverage.lose(moment, weight.name, None, stage=weight.vpp_stage)
+                    self._recording.coverage.lose(moment, weight.name, None, stage=weight.vpp_stage)
             elif known is not layout and (layout.keys or (self._updated and weight.parameter.requires_grad)):
                 self._explained[moment, weight.index] = layout
                 reason = state.missing(moment, updated=True)
-                self._coverage.lose(moment, weight.name, reason, stage=weight.vpp_stage)
+                self._recording.coverage.lose(moment, weight.name, reason, stage=weight.vpp_stage)
 
     def _record(self, entries: Sequence[tuple[Weight, str, Any]], handles: Sequence[int]) -> None:
-        self._observer.record([self._ref(*entry) for entry in entries], handles)
+        self._recording.observer.record([self._ref(*entry) for entry in entries], handles)
 
     def _ref(self, weight: Weight, name: str, tensor: Any) -> TensorRef:
         data_type, full = key = _row(weight, name)
@@ -115,15 +99,15 @@ class MomentHooks:
             moment = name in MOMENTS
             shard = self._source.shard(weight, name) if moment else self._source.state_shard(weight, tensor)
             self._shards[place] = shard
-        return self._refs.ref(
+        return self._recording.refs.ref(
             data_type,
             full,
             weight.vpp_stage,
             None,
-            self._clock.next_call_id(),
+            self._recording.clock.next_call_id(),
             (weight.index,),
-            self._framework.shape(tensor),
-            self._framework.dtype(tensor),
+            self._recording.framework.shape(tensor),
+            self._recording.framework.dtype(tensor),
             shard=self._shards[place],
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from msmon_hooks.events import Shard
 from msmon_hooks.gradients import OnReady
 from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
+from msmon_hooks.registrations import Registrations
+from msmon_hooks.torch.grads.accumulated import Accumulated
 from msmon_hooks.torch.mesh_shards import mesh_shard
 from msmon_hooks.torch.moments import StateReader
 from msmon_hooks.torch.nested_optimizers import param_groups
@@ -36,6 +38,24 @@ class GradientSource(gradients.GradientSource):
         found = [parameter for group in param_groups(self.optimizer) for parameter in group["params"]]
         own = {id(parameter) for model in self.models for parameter in model.parameters()}
         return found if any(id(parameter) in own for parameter in found) else []
+
+    def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
+        """Call `on_ready` after each accumulation."""
+        self.hook_accumulation(weights, on_ready, registrations)
+
+    def hook_accumulation(
+        self,
+        weights: Sequence[Weight],
+        on_ready: OnReady,
+        registrations: Registrations,
+        *,
+        complete: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Call `on_ready` after each accumulation. `complete`: see `OnReady`."""
+        for weight in weights:
+            if weight.parameter.requires_grad:
+                hook = Accumulated(self.guard, weight, on_ready, complete)
+                registrations.add(weight.parameter.register_post_accumulate_grad_hook(hook))
 
     def reduced(self, weight: Weight) -> torch.Tensor | None:
         """The gradient that the optimizer consumes, or None where there is none."""
