@@ -80,7 +80,7 @@ class Coverage:
         self.note(f"{part}: switched off after {reason}")
 
     def skipped_step(self, step: int) -> None:
-        """A step whose update the loss scaler skipped."""
+        """A step without an update: the loss scaler skipped it, or the optimizer raised."""
         with self._lock:
             self._skipped_steps[step] = None
 
