@@ -13,11 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pandas
 import pytest
 from numpy.typing import NDArray
 
+from msmon.alerts import AlertHistory
+from msmon.collector import CollectedStep
+from msmon.config import parse_config
+from msmon.session import Place, Session
+from msmon_hooks import Shard, StepEnd, TensorRef
 from msmon_io import (
     Background,
     CsvWriter,
@@ -28,7 +34,9 @@ from msmon_io import (
     create_run_dir,
     csv2tensorboard_by_step,
 )
+from msmon_stats.torch import PartialBuffer
 
+WEIGHT_TYPES = ("grad_unreduced", "grad_reduced", "param_origin", "param_updated")
 OPS = ["min", "max", "mean", "norm", "nans", "zeros"]
 
 
@@ -169,6 +177,109 @@ def test_wait_of_the_training_thread(benchmark: Any, tmp_path: Path) -> None:
             print(f"\nwait: median {statistics.median(waits) * 1e6:.0f} us, longest {max(waits) * 1e6:.0f} us")
         assert background.waits == 0
         benchmark.pedantic(lambda: background.drain(), rounds=1)
+
+
+class Ready:
+    """A step's numbers, on the host already."""
+
+    def __init__(self, numbers: NDArray[np.float64]) -> None:
+        self._numbers = numbers
+
+    def matrix(self) -> NDArray[np.float64]:
+        return self._numbers
+
+
+def recorded(tensors: int, shard: Shard | None) -> tuple[TensorRef, ...]:
+    """What a step records: half of it activations of two micro-steps, half of it gradients and weights."""
+    modules = tensors // 8
+    refs: list[TensorRef] = []
+    for data_type, place in (("actv", "output"), ("actv_grad", "output"), *((kind, "weight") for kind in WEIGHT_TYPES)):
+        for micro_step in (0, 1) if place == "output" else (None,):
+            for module in range(modules):
+                refs.append(
+                    TensorRef(
+                        data_type,
+                        f"model.layers.{module // 10}.mlp.linear_{module % 10}.{place}",
+                        0,
+                        micro_step,
+                        len(refs),
+                        (micro_step or 0, module if data_type == "actv" else -module),
+                        (8, 4),
+                        "torch.float32",
+                        shard=shard if place == "weight" else None,
+                    )
+                )
+    return tuple(refs)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+@pytest.mark.parametrize("formats", [["csv"], ["csv", "tensorboard"], ["csv", "tensorboard", "parquet"]], ids="+".join)
+def test_background_time_of_a_step(benchmark: Any, tmp_path: Path, formats: list[str], sharded: bool) -> None:
+    """10,000 rows from the transfer to the disk: statistics, tables, coverage, alert rules, every output.
+
+    Of the sharded ones half the rows are parts of tensors, whose partials are stored too. Processor time of the thread,
+    which does not depend on what else the machine does, without the first steps.
+    """
+    tensors, steps = (10_000, 60) if benchmark.enabled else (80, 3)
+    rules = {"rules": [{"rule_name": "AnomalyTurbulence", "args": {"threshold": 1e9}}], "dump": True}
+    config = parse_config({"wg_distribution": True, "format": formats, "ops": OPS, "alert": rules})
+    place = Place(framework="torch", rank=0, world_size=1, output_dir=tmp_path, pipeline=[0], data=[0], tensor=[0])
+    run_dir = create_run_dir(tmp_path, 0)
+    owner = Ready(np.zeros((0, 8)))
+    session = Session(config, place, run_dir, PartialBuffer(), owner, AlertHistory())
+    refs = recorded(tensors, Shard((8, 8), (8, 4), "0:32") if sharded else None)
+    random = np.random.default_rng(0)
+    numbers = np.abs(random.normal(size=(len(refs), 8))) * 10.0 ** random.uniform(-6, -1, (len(refs), 1))
+    numbers[:, :4] = [32, 0, 0, 0]
+    marks: list[float] = []
+    for step in range(steps):
+        numbers = numbers * (1 + 0.01 * random.normal(size=(len(refs), 1)))
+        numbers[:, 0] = 32
+        event = StepEnd(step, sampled=True)
+        session.pipeline.run_later(lambda: marks.append(time.thread_time()))
+        session.pipeline.submit(
+            CollectedStep(event=event, refs=refs, handles=np.arange(len(refs)), transfer=Ready(numbers))
+        )
+    session.pipeline.run_later(lambda: marks.append(time.thread_time()))
+    session.finish()
+    del owner
+    seconds = np.diff(marks)[5 if benchmark.enabled else 0 :]
+    partials = sum(path.stat().st_size for path in run_dir.glob("partials/*")) / steps
+    assert bool(partials) == sharded
+    benchmark.extra_info.update(median_s=float(np.median(seconds)), partials_bytes=partials)
+    if benchmark.enabled:
+        print(
+            f"\nbackground, {len(refs)} rows to {'+'.join(formats)}{' with partials' if sharded else ''}: "
+            f"{np.median(seconds) * 1e3:.1f} ms (least {seconds.min() * 1e3:.1f}); partials {partials / 1024:.0f} KiB"
+        )
+    benchmark.pedantic(lambda: None, rounds=1)
+
+
+def test_pictures_of_a_run(benchmark: Any, tmp_path: Path) -> None:
+    """Histograms of Adam's update and ratio of 100 parameters over 200 steps, back to back."""
+    parameters, steps = (100, 200) if benchmark.enabled else (3, 3)
+    random = np.random.default_rng(0)
+    of = table(0, names(parameters), np.zeros((parameters, len(OPS))))
+    run_dir = create_run_dir(tmp_path, 0)
+    seconds = []
+    with TensorBoardWriter(run_dir) as writer:
+        for step in range(steps):
+            values = random.normal(size=(parameters, 2000)) * 0.6 * np.exp(0.2 * np.sin(step / 20))
+            counts = np.array([np.histogram(row, 64, (-1.5, 1.5))[0] for row in values], np.float64)
+            begin = time.thread_time()
+            for kind in ("adam_update", "adam_ratio"):
+                writer.add_heat_maps(attrs.evolve(of, data_type=kind, step=step), counts)
+            writer.flush()
+            seconds.append(time.thread_time() - begin)
+        begin = time.thread_time()
+    at_end, size = time.thread_time() - begin, sum(path.stat().st_size for path in run_dir.iterdir())
+    benchmark.extra_info.update(seconds=sum(seconds), close_s=at_end, bytes_a_step=size / steps)
+    if benchmark.enabled:
+        print(
+            f"\npictures, {parameters} parameters x {steps} steps: {sum(seconds) / steps * 1e3:.1f} ms a step "
+            f"(most {max(seconds) * 1e3:.0f}), {at_end * 1e3:.0f} ms at the end, {size / steps / 1024:.0f} KiB a step"
+        )
+    benchmark.pedantic(lambda: None, rounds=1)
 
 
 def write_runs(output_dir: Path, tensors: int, steps: int, ranks: int, ops: int = 1) -> None:

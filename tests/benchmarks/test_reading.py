@@ -117,6 +117,23 @@ def test_diff(benchmark, runs: Callable[[int], Path], size: Size, tmp_path: Path
     check(benchmark, f"diff ({'all values different' if seed else 'identical'})", size, DIFF_SECONDS, diff)
 
 
+def test_diff_of_shards(benchmark, size: Size, tmp_path: Path) -> None:
+    """Of other ranks, from stored partials: a tenth of the steps, since writing them takes long."""
+    runs = [
+        write_large_run(
+            tmp_path / f"{ranks}", tensors=size.tensors, steps=size.steps // 10, ranks=ranks, data_type="grad_reduced"
+        )
+        for ranks in (size.ranks, size.ranks // 2)
+    ]
+
+    def diff() -> Used:
+        used = msmon("diff", *runs)
+        assert used.status == 1
+        return used
+
+    check(benchmark, "diff of shards on other ranks, a tenth of the steps", size, DIFF_SECONDS, diff)
+
+
 def test_diff_page(benchmark, runs: Callable[[int], Path], size: Size, tmp_path: Path) -> None:
     def diff() -> Used:
         used = msmon("diff", runs(0), runs(1), "-o", tmp_path / "diff.html")

@@ -31,7 +31,7 @@ def test_proof(ranks, proof, tmp_path, name):
     for rank in (0, 1):
         assert infos[rank]["engine"] == "fsdp1"
         assert coverage(tmp_path / "all", rank)["missing"] == []
-        assert bool(list((tmp_path / "all").glob(f"*rank{rank}-*/partials/step_2.npz"))) == sharded
+        assert bool(list((tmp_path / "all").glob(f"*rank{rank}-*/partials/steps_2-2.bin"))) == sharded
 
 
 def test_shape_column_is_of_the_local_part(ranks, tmp_path):

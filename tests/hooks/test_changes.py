@@ -151,6 +151,6 @@ def test_a_call_with_other_parameters_changes_nothing(first_in_the_step):
             optimizer.step()
             optimizer.zero_grad()
     for step in range(3):
-        for kind in ("grad_unreduced", "grad_reduced", "param_origin", "param_updated", *(["exp_avg"] * bool(step))):
+        for kind in ("grad_unreduced", "grad_reduced", "param_origin", "param_updated", *(["state"] * bool(step))):
             found = {name for data_type, name, at, _ in monitored.recorder.rows if (data_type, at) == (kind, step)}
             assert len(found) == 16, (kind, step)

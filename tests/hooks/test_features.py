@@ -63,13 +63,15 @@ def test_direction_of_momentum_sgd_and_of_an_optimizer_without():
         one_step(model, momentum, torch.ones(5, 4))
         one_step(model, momentum, torch.ones(5, 4))
         assert set(directions(monitored, 1)) == {name for name, _ in model.named_parameters()}
-        assert monitored.notes == []
+        assert set(monitored.missing()) == set()
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     with Monitored(model, plain, sign_agreement=features.sign_agreement) as monitored:
         one_step(model, plain)
         one_step(model, plain)
         assert directions(monitored, 1) == {}
-        assert monitored.notes == ["mg_direction: SGD keeps no momentum"]
+        # The rows of the first step, before which no optimizer has a momentum, do not stand for the others.
+        assert set(monitored.missing().values()) == {"nothing of it in SGD.state"}
+        assert len(monitored.missing()) == 4
 
 
 def test_direction_of_a_sparse_gradient():

@@ -349,11 +349,11 @@ def test_moments_of_optimizers_without_a_kernel_here():
         model = nn.Dense(3, 2)
         optimizer = kind(model.trainable_params(), lr=1e-2, betas=(0.8, 0.95), eps=1e-6)
         moments = Moments(optimizer)
-        assert moments.of(model.bias) == {}
+        assert moments.of(model.bias).tensors == {}
         optimizer.exp_avg[1].set_data(some(2))
         optimizer.exp_avg_sq[1].set_data(some(2, seed=1) ** 2)
         optimizer.state_step.set_data(Tensor([3.0], mindspore.float32))
-        found = moments.of(model.bias)
+        found = moments.of(model.bias).tensors
         np.testing.assert_array_equal(found["exp_avg"].asnumpy(), some(2).asnumpy())
         np.testing.assert_array_equal(found["exp_avg_sq"].asnumpy(), some(2, seed=1).asnumpy() ** 2)
         settings = AdamGroups(optimizer).settings(Weight(name="bias", vpp_stage=0, index=1, parameter=model.bias))

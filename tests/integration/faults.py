@@ -51,8 +51,8 @@ POINTS = {
     "engine.skipped": "msmon_hooks.gradients:GradientSource.skipped",
     "engine.step_ends": "msmon_hooks.gradients:GradientSource.step_ends",
     # beside the training
-    "rows": "msmon.pipeline:step_rows",
-    "tables": "msmon.pipeline:tables",
+    "rows": "msmon.rows:RowReader.read",
+    "tables": "msmon.rows:StepRows.tables",
     "csv.write": "msmon_io:CsvWriter.write",
     "csv.flush": "msmon_io:CsvWriter.flush",
     "csv.close": "msmon_io:CsvWriter.close",

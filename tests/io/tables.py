@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msmon_io import Table
+from msmon_io import Table, Writer, WriterContext, open_writer
 
 OPS = ("min", "max", "mean", "norm", "nans", "zeros")
 HOSTILE_NAMES = (
@@ -63,3 +63,19 @@ def plain(tables: Iterable[Table]) -> list[dict[str, Any]]:
         }
         for one in tables
     ]
+
+
+class Opened(dict[str, Writer]):
+    """The writers of several formats by name, called in turn as a monitor does."""
+
+    def __init__(self, formats: Iterable[str], context: WriterContext) -> None:
+        super().__init__({name: open_writer(name, context) for name in formats})
+
+    def write(self, table: Table) -> None:
+        for writer in self.values():
+            writer.write(table)
+            writer.flush()
+
+    def close(self) -> None:
+        for writer in self.values():
+            writer.close()

@@ -15,7 +15,7 @@ from msmon_io import Background
 
 def test_jobs_run_in_order_beside_the_caller() -> None:
     done: list[tuple[int, int]] = []
-    with Background(depth=3) as background:
+    with Background() as background:
         for number in range(100):
             assert background.submit(lambda n: done.append((n, threading.get_ident())), number)
         assert background.drain()
@@ -33,7 +33,7 @@ def test_a_full_queue_waits(caplog: pytest.LogCaptureFixture) -> None:
     background = Background()
     go_on = threading.Event()
     background.submit(go_on.wait)
-    # With depth 1 nothing is taken while a job runs, so that a kill loses that one job only.
+    # Nothing is taken while a job runs, so that a kill loses that one job only.
     released = threading.Timer(0.05, go_on.set)
     released.start()
     assert background.submit(go_on.clear)
@@ -153,8 +153,3 @@ def test_a_forked_child_does_nothing() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
     go_on.set()
     assert background.close()
-
-
-def test_depth_is_checked() -> None:
-    with pytest.raises(ValueError, match="depth: 0 is not allowed"):
-        Background(depth=0)

@@ -59,7 +59,7 @@ def test_the_converted_run(runs: Path, tmp_path: Path, process_num: int, capfd: 
         assert actv == {
             f"vp0:fc1.input:micro{micro}/norm": [(step, step + micro / 8) for step in range(6)] for micro in (0, 1)
         }
-    assert "CSV to TensorBoard" in capfd.readouterr().err
+    assert capfd.readouterr().err == ""
     modes = {path.stat().st_mode & 0o777 for path in output.rglob("events*")}
     assert modes == {0o640}
 
@@ -214,7 +214,7 @@ def test_the_files_may_vanish_meanwhile(runs: Path, tmp_path: Path, monkeypatch:
         shutil.rmtree(runs / f"{STAMPS[1]}-rank0-b")
         return sources
 
-    monkeypatch.setattr("msmon_io.csv2tensorboard.find_sources", find_and_remove)
+    monkeypatch.setattr("msmon_io.conversion.find_sources", find_and_remove)
     with pytest.raises(FileNotFoundError):
         csv2tensorboard_by_step(runs, *STAMPS[1:], output_dirpath=tmp_path / "tb")
     assert not (tmp_path / "tb").exists()

@@ -11,23 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from msmon_io import WriterContext, Writers, create_run_dir, open_writers, read_csv, write_json
+from msmon_io import WriterContext, create_run_dir, read_csv, write_json
 
-from .tables import table
+from .tables import Opened, table
 
 FORMATS = ("csv", "tensorboard", "parquet")
 ROWS = 200
 
 
-def write_step(writers: Writers, step: int, rows: int = ROWS) -> None:
+def write_step(writers: Opened, step: int, rows: int = ROWS) -> None:
     writers.write(table(step=step, names=[f"layer.{row}.weight" for row in range(rows)], ops=["min", "norm"]))
-    writers.flush()
 
 
-def losses(writers: Writers) -> dict[str, tuple[int, int]]:
+def losses(writers: Opened) -> dict[str, tuple[int, int]]:
     return {
         name: (writer.losses.lost, writer.losses.failures)  # type: ignore[attr-defined]
-        for name, writer in writers.writers.items()
+        for name, writer in writers.items()
     }
 
 
@@ -58,7 +57,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 def test_disk_full_and_freed_again(mount: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     disk = mount("size=2m")
     run_dir = create_run_dir(disk, 0)
-    writers = open_writers(FORMATS, WriterContext(run_dir=run_dir, step_count_per_record=5))
+    writers = Opened(FORMATS, WriterContext(run_dir=run_dir, step_count_per_record=5))
     write_step(writers, 0)
     (disk / "ballast").write_bytes(b"\0" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
     for step in (1, 2, 3):
@@ -84,7 +83,7 @@ def test_disk_full_and_freed_again(mount: Callable[..., Path], caplog: pytest.Lo
 def test_read_only_disk(mount: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     disk = mount("size=4m")
     run_dir = create_run_dir(disk, 0)
-    writers = open_writers(FORMATS, WriterContext(run_dir=run_dir))
+    writers = Opened(FORMATS, WriterContext(run_dir=run_dir))
     write_step(writers, 0)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     write_step(writers, 1)
@@ -101,7 +100,7 @@ def test_read_only_disk(mount: Callable[..., Path], caplog: pytest.LogCaptureFix
 def test_deleted_directory(tmp_path: Path, removed: str, caplog: pytest.LogCaptureFixture) -> None:
     output_dir = tmp_path / "out"
     run_dir = create_run_dir(output_dir, 0)
-    writers = open_writers(FORMATS, WriterContext(run_dir=run_dir, step_count_per_record=2))
+    writers = Opened(FORMATS, WriterContext(run_dir=run_dir, step_count_per_record=2))
     write_step(writers, 0)
     shutil.rmtree(run_dir if removed == "run_dir" else output_dir)
     for step in (1, 2, 3):
@@ -121,7 +120,7 @@ def test_immutable_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     if subprocess.run(["chattr", "+i", str(run_dir)], capture_output=True, check=False).returncode:
         pytest.skip("chattr needs root and a file system that knows it")
     try:
-        writers = open_writers(FORMATS[:2], WriterContext(run_dir=run_dir))
+        writers = Opened(FORMATS[:2], WriterContext(run_dir=run_dir))
         write_step(writers, 0)
         writers.close()
     finally:
@@ -132,7 +131,7 @@ def test_immutable_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 def test_too_many_open_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_dir = create_run_dir(tmp_path, 0)
-    writers = open_writers(FORMATS, WriterContext(run_dir=run_dir))
+    writers = Opened(FORMATS, WriterContext(run_dir=run_dir))
     write_step(writers, 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = os.open("/dev/null", os.O_RDONLY)

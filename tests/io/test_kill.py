@@ -20,16 +20,16 @@ from .tables import table
 TRAINING = """
 import sys
 sys.path[:] = {path!r}
-from msmon_io import Background, Table, WriterContext, open_writers
+from msmon_io import Background, Table, WriterContext
 from pathlib import Path
-writers = open_writers({formats!r}, WriterContext(run_dir=Path({run_dir!r}), step_count_per_record={record}))
+from tests.io.tables import Opened
+writers = Opened({formats!r}, WriterContext(run_dir=Path({run_dir!r}), step_count_per_record={record}))
 names = [f"model.layers.{{row}}.weight" for row in range({rows})]
 background = Background()
 def job(step):
     values = [[step + 0.123456, row + 0.123456] for row in range({rows})]
     writers.write(Table(data_type="grad_reduced", step=step, names=names, vpp_stages=[0] * {rows},
                         ops=["min", "norm"], values=values))
-    writers.flush()
 step = 0
 while True:
     background.submit(job, step)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from msmon_io import format_number
 from msmon_io.bulk_numbers import number_rows, text_words
-from msmon_io.numbers import MAX_BULK_DIGITS, format_count
+from msmon_io.numbers import MAX_BULK_DIGITS, format_count, format_number
 
 
 def number_lines(values: np.ndarray, is_count: list[bool], ndigits: int) -> list[str]:

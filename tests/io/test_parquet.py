@@ -15,7 +15,6 @@ import pytest
 import msmon_io.csv2parquet
 import msmon_io.parquet_writer
 from msmon_io import CsvWriter, ParquetWriter, convert_to_parquet, create_run_dir
-from msmon_io.arrow_csv import read_arrow
 
 from .tables import HOSTILE_NAMES, OPS, table
 
@@ -115,7 +114,7 @@ def test_files_are_bounded_and_never_overwritten(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("process_num", [1, 3])
-def test_csv_becomes_the_same_data_set(tmp_path: Path, process_num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_becomes_the_same_data_set(tmp_path: Path, process_num: int) -> None:
     live, csv = tmp_path / "live", tmp_path / "csv"
     for rank in (0, 1):
         write_run(live, rank, ParquetWriter)
@@ -131,11 +130,6 @@ def test_csv_becomes_the_same_data_set(tmp_path: Path, process_num: int, monkeyp
         for path in data_set.glob("*/data_type=actv/*.parquet")
     }
     assert len(schemas) == 1
-    # Again, without Arrow's reader: the same.
-    before = rows(output, "grad_reduced")
-    monkeypatch.setattr("msmon_io.arrow_csv.read_arrow", lambda path, run: None)
-    convert_to_parquet(csv, process_num=1)
-    assert rows(output, "grad_reduced") == before
     with pytest.raises(FileExistsError, match="is no output of convert_to_parquet"):
         convert_to_parquet(csv, output_dirpath=live / "parquet")
 
@@ -148,8 +142,6 @@ def test_hostile_names_and_broken_lines(tmp_path: Path, caplog: pytest.LogCaptur
     broken = run_dir / "grad_reduced_2-2.csv"
     broken.write_text(broken.read_text() + "0,fc1.weight,2\n")
     (run_dir / "grad_reduced_3-3.csv").write_text("what is this\n")
-    assert read_arrow(run_dir / "grad_reduced_1-1.csv", "run") is not None
-    assert read_arrow(broken, "run") is None
     output = convert_to_parquet(tmp_path / "out", output_dirpath=tmp_path / "pq")
     written = [name.encode("utf-8", "backslashreplace").decode() for name in HOSTILE_NAMES]
     found = rows(output, "grad_reduced")
@@ -161,22 +153,6 @@ def test_hostile_names_and_broken_lines(tmp_path: Path, caplog: pytest.LogCaptur
         direct.write(table(step=1, names=HOSTILE_NAMES))
     assert sorted(row["name"] for row in rows(tmp_path / "out/parquet", "grad_reduced")) == sorted(written)
     assert {path.name for path in tmp_path.iterdir()} == {"out", "pq"}
-
-
-def test_files_that_only_the_line_reader_understands(tmp_path: Path) -> None:
-    header = "vpp_stage,name,step,norm,nans\n"
-    for number, text in enumerate(
-        ["", "vpp_stage", header[:-1], header + "0,a,0,1.5,0", header + "0,a,0,x,0\n", header + '0,"a,0,1.5,0\n']
-    ):
-        path = tmp_path / f"actv_{number}-{number}.csv"
-        path.write_text(text)
-        assert read_arrow(path, "run") is None
-    path.write_text(header + "0,a,0,,\n\n0,'=b,1,nan,2\n0,c\\n,1,inf,0.0\n")
-    found = read_arrow(path, "run")
-    assert found is not None
-    assert found["name"].to_pylist() == ["a", "=b", "c\n"]
-    assert str(found["norm"].to_pylist()) == "[nan, nan, inf]"
-    assert found["nans"].to_pylist() == [None, 2, 0]
 
 
 def test_large_conversions_make_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

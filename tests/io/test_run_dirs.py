@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from msmon_io import create_run_dir, find_run_dir, newest_run_dirs, parse_stamp, run_dirs, run_dirs_between
+from msmon_io import create_run_dir, find_run_dir, run_dirs
+from msmon_io.run_dirs import parse_stamp, run_dirs_between
 
 NEW_YEAR = ("Dec31_23-59-58-rank0-00000000", "Dec31_23-59-59-rank0-11111111", "Jan01_00-00-01-rank0-22222222")
 
@@ -48,14 +49,6 @@ def test_sorted_across_new_year(tmp_path: Path) -> None:
     assert [run.path.name[-8:] for run in run_dirs_between(tmp_path, "Dec31_23-59-58", "Dec31_23-59-58")] == [
         "00000000"
     ]
-    newest = newest_run_dirs(tmp_path)
-    assert newest[1].name == "Jan01_00-00-01-rank1-33333333"
-
-
-def test_newest_of_each_rank(tmp_path: Path) -> None:
-    for name in ("Mar01_00-00-00-rank0-a", "Mar02_00-00-00-rank0-b", "Mar01_00-00-00-rank11-c"):
-        (tmp_path / name).mkdir()
-    assert {rank: path.name[-1] for rank, path in newest_run_dirs(tmp_path).items()} == {0: "b", 11: "c"}
 
 
 def test_time_stamps() -> None:

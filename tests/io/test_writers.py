@@ -1,15 +1,14 @@
-"""Writers by name: ours, those of other packages, several at once, and what is missing."""
+"""Writers by name: ours, those of other packages, and what is missing."""
 
-import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from msmon_io import MemoryWriter, WriterContext, open_writer, open_writers, read_csv, writer_names
+from msmon_io import MemoryWriter, WriterContext, open_writer, read_csv, writer_names
 
-from .tables import table
+from .tables import Opened, table
 
 PLUGIN = """
 class Recorder:
@@ -18,8 +17,6 @@ class Recorder:
         self.calls = []
     def write(self, table):
         self.calls.append(("write", table.step))
-        if table.step == 1:
-            raise RuntimeError("the service does not answer")
     def flush(self):
         self.calls.append(("flush",))
     def close(self):
@@ -40,32 +37,25 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_writers_of_other_packages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_writers_of_other_packages(tmp_path: Path) -> None:
     assert writer_names() == ["csv", "tensorboard", "parquet", "api", "recorder"]
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     context = WriterContext(run_dir=run_dir, rank=3, ndigits=2)
-    writers = open_writers(["recorder", "csv", "api", "tensorboard", "csv"], context)
-    assert list(writers.writers) == ["recorder", "csv", "api", "tensorboard"]
+    writers = Opened(["recorder", "csv", "api", "tensorboard"], context)
     for step in range(3):
         writers.write(table(step=step, values=[[1.23456], [0.00123456]]))
-        writers.flush()
     writers.close()
-    recorder = writers.writers["recorder"]
+    recorder = writers["recorder"]
     assert recorder.context is context  # type: ignore[attr-defined]
     steps = [call for step in range(3) for call in (("write", step), ("flush",))]
     assert recorder.calls == [*steps, ("close",)]  # type: ignore[attr-defined]
-    # The failure of one did not keep the others from writing, and was said.
     (one,) = read_csv(run_dir / "grad_reduced_1-1.csv")
     assert one.rows() == [[1.23], [0.0012]]
     assert len(list(run_dir.glob("events*"))) == 1
-    memory = writers.writers["api"]
+    memory = writers["api"]
     assert isinstance(memory, MemoryWriter)
     assert memory.metrics("grad_reduced")["0:fc1.weight/rank3/grad_reduced"] == {"norm": 1.23456}
-    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(errors) == 2
-    assert "recorder output failed: step 1: RuntimeError: the service does not answer" in errors[0]
-    assert "2 rows could not be written" in errors[1]
 
 
 def test_unknown_formats(tmp_path: Path) -> None:
@@ -120,10 +110,9 @@ print(message(lambda: open_writer("tensorboard", WriterContext(run_dir=run_dir))
 print(message(lambda: msmon_io.ParquetWriter))
 print(message(lambda: csv2tensorboard_by_step(run_dir.parent)))
 print(message(lambda: convert_to_parquet(run_dir.parent)))
-from msmon_io.progress import Progress
-with Progress(40, "converting") as progress:
-    for _ in range(40):
-        progress.advance(1)
+from msmon_io import progress_bar
+with progress_bar(1, "converting") as advance:
+    advance(1)
 """
 
 
@@ -140,7 +129,7 @@ def test_attrs_alone_is_enough_for_csv(tmp_path: Path) -> None:
     }
     assert done.stdout.splitlines() == [needs["tensorboard"], needs["parquet"]] * 2
     assert (run_dir / "actv_0-0.csv").is_file()
-    assert done.stderr.splitlines() == [f"converting: {percent} %" for percent in range(10, 101, 10)]
+    assert done.stderr == ""
     # The same check does fail where something heavy is imported.
     broken = code.replace("import msmon_io\n", "import msmon_io, pyarrow\n", 1)
     broken = broken.replace(repr(refused), "()")

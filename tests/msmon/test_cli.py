@@ -1,7 +1,11 @@
 """The command `msmon`: which command runs, what it prints and where, and its exit status."""
 
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -180,6 +184,25 @@ def test_anomalies_is_the_program_of_msmon_alert(msmon, tmp_path):
     assert "0:fc1.weight" in out
     assert (tmp_path / "anomaly_analyse.json").exists()
     assert msmon("anomalies", "-d", str(tmp_path), "-k", "0")[0] == 2
+
+
+def test_a_progress_bar_on_a_terminal_and_nowhere_else(tmp_path):
+    run_dir, folder = tmp_path / "Dec03_21-34-40-rank0-3f1a9c2e", tmp_path / "anomaly_detected" / "rank0"
+    for path, name, text in (
+        (run_dir, "grad_reduced_0-0.csv", "vpp_stage,name,step,norm\n0,fc1.weight,0,1.5\n"),
+        (folder, "anomaly.json", "{}"),
+    ):
+        path.mkdir(parents=True)
+        (path / name).write_text(text)
+    for words, shown in ((["anomalies", "-d", tmp_path], b"anomaly files"), (["convert", tmp_path], b"CSV to Parquet")):
+        command = [sys.executable, "-m", "msmon", *words]
+        done = subprocess.run(command, capture_output=True, check=True)
+        assert done.stderr == b""
+        main_end, program_end = pty.openpty()
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=program_end, check=True)
+        os.close(program_end)
+        assert shown in os.read(main_end, 65536)
+        os.close(main_end)
 
 
 @pytest.mark.parametrize(("command", "files"), [("csv2tb", "**/events*"), ("convert", "**/*.parquet")])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import stat
 import threading
 
@@ -190,11 +189,21 @@ def test_the_mode_is_kept_where_other_attributes_cannot_be(path, monkeypatch):
     def refuse(*args):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(shutil, "copystat", refuse)
+    monkeypatch.setattr(os, "listxattr", refuse)
     path.write_text('{"dynamic_on": true}')
     path.chmod(0o604)
     assert switch_off(path, digest_of(path.read_bytes()))
     assert stat.S_IMODE(path.stat().st_mode) == 0o604
+
+
+def test_switch_off_keeps_extended_attributes(path):
+    path.write_text('{"dynamic_on": true}')
+    try:
+        os.setxattr(path, "user.note", b"mine")
+    except OSError:
+        pytest.skip("the file system has none")
+    assert switch_off(path, digest_of(path.read_bytes()))
+    assert os.getxattr(path, "user.note") == b"mine"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")

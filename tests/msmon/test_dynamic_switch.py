@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msmon.config import dynamic_switch
-from msmon.config.atomic import replace_file
 from msmon.config.dynamic_switch import DynamicSwitch
 from msmon.config.start_file import Announcement, StartFile
+from msmon_io import replace_file
 
 ON = {"dynamic_on": True, "wg_distribution": True}
 OFF = {"dynamic_on": False, "wg_distribution": True}

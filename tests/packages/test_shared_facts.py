@@ -11,7 +11,7 @@ import msmon_alert
 import msmon_hooks
 import msmon_io
 import msmon_stats
-from msmon.alerts import Alerts
+from msmon.alerts import AlertHistory, Alerts
 from msmon.config import AlertConfig, parse_config
 from msmon.config.model import RuleConfig
 from msmon.config.values import OPS
@@ -46,7 +46,7 @@ def test_the_phases_are_those_that_alerts_sort_by():
 def test_every_data_type_sorts_into_its_phase(data_type, tmp_path):
     """As written in a training, also those that msmon-alert has never heard of."""
     rules = AlertConfig(rules=(RuleConfig(rule_name="AnomalyNan"),), dump=True)
-    alerts = Alerts(rules, rank=0, directory=tmp_path, append=False)
+    alerts = Alerts(rules, rank=0, directory=tmp_path, history=AlertHistory(), append=False)
     ref = TensorRef(data_type.name, "fc1", 0, 0 if data_type.in_micro_steps else None, 7, (0,), (2,), "torch.float32")
     alerts.observe(StepEnd(3, True), [ref], np.array([[np.nan]]), ["norm"])
     alerts.close()

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from msmon_io import CsvWriter, Table
+import numpy as np
+
+from msmon.partials import PartialsWriter
+from msmon_hooks import Shard, TensorRef
+from msmon_io import CsvWriter, ParquetWriter, Table
+from msmon_stats import finalize, partial
 
 
 def write_rank(
@@ -70,3 +76,50 @@ def write_anomalies(directory: Path, rank: int, records: Sequence[Mapping[str, A
     path = folder / "anomaly.json"
     path.write_text(json.dumps(document))
     return path
+
+
+def write_sharded(
+    directory: Path,
+    cuts: Sequence[int],
+    steps: Sequence[Mapping[str, np.ndarray]],
+    *,
+    ops: Sequence[str],
+    ndigits: int = 3,
+    parquet: bool = False,
+    partials: bool = True,
+) -> Path:
+    """What ranks leave that hold consecutive shards of some tensors, the whole of which is given for each step."""
+    for rank, (start, stop) in enumerate(pairwise(cuts)):
+        run_dir = directory / f"Nov29_10-00-00-rank{rank}-{rank:08x}"
+        run_dir.mkdir(parents=True)
+        shard = {"data_types": ["grad_reduced"], "part": f"{start}:{stop}", "local_numel": stop - start}
+        tensors = [
+            {"name": name, "vpp_stage": 0, "numel": len(values), "shape": [len(values)], "dtype": "torch.float32"}
+            for name, values in steps[0].items()
+        ]
+        info = {
+            "rank": rank,
+            "world_size": len(cuts) - 1,
+            "config": {"ops": list(ops), "ndigits": ndigits, "step_count_per_record": 2},
+            "tensors": [{**tensor, "shards": [shard]} for tensor in tensors],
+        }
+        (run_dir / "run.json").write_text(json.dumps(info))
+        stored = PartialsWriter(run_dir, step_count_per_record=1)
+        rows = CsvWriter(run_dir, ndigits=ndigits, step_count_per_record=2)
+        with ParquetWriter(run_dir, rank=rank) if parquet else rows as writer:
+            for step, values in enumerate(steps):
+                matrix = np.stack([partial(whole[start:stop]) for whole in values.values()])
+                refs = [
+                    TensorRef(
+                        "grad_reduced", name, 0, None, 0, (0,), (stop - start,), "torch.float32",
+                        shard=Shard((len(whole),), (stop - start,), shard["part"]),
+                    )
+                    for name, whole in values.items()
+                ]  # fmt: skip
+                table = Table(data_type="grad_reduced", step=step, names=list(values), vpp_stages=[0] * len(values),
+                              ops=list(ops), values=finalize(matrix, ops))  # fmt: skip
+                writer.write(table)
+                if partials:
+                    stored.write(step, refs, matrix)
+        stored.close()
+    return directory

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from msmon.reading.anomalies import read_anomalies
 from msmon.reading.index import TensorKey
+from msmon.reading.summary import summarize
 
-from .files import write_anomalies
+from .files import write_anomalies, write_rank
 
 
 def test_order_spread_and_marks(tmp_path: Path) -> None:
@@ -32,6 +33,21 @@ def test_order_spread_and_marks(tmp_path: Path) -> None:
         (4, 1, (0, 1), {"backward": 1}),
     ]
     assert found.marks["grad_reduced"] == {(TensorKey(0, 0, "a"), 4)}
+
+
+def test_anomalies_of_another_launch_are_left_out(tmp_path: Path) -> None:
+    """An older launch had two ranks; of rank 0 the newer one began the file anew."""
+    for stamp, ranks in (("Nov28_10-00-00", 2), ("Nov29_10-00-00", 1)):
+        for rank in range(ranks):
+            write_rank(tmp_path, {"actv": [(0, "m", 0, 1.0)]}, stamp=stamp, rank=rank, info={"world_size": ranks})
+    for rank in (0, 1):
+        write_anomalies(tmp_path, rank, [{"step": 3, "tag_name": f"0:w/rank{rank}/grad_reduced"}])
+    newest = summarize(tmp_path)
+    assert [one.rank for one in newest.anomalies.first] == [0]
+    assert "the anomalies of rank1 are left out: another launch wrote them" in newest.run.notes
+    older = summarize(tmp_path / "Nov28_10-00-00")
+    assert older.anomalies.total == 0
+    assert "the anomalies of rank0, rank1 are left out: another launch wrote them" in older.run.notes
 
 
 def test_damaged_and_strange_files_are_read_as_far_as_they_go(tmp_path: Path) -> None:

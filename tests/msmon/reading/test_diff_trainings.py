@@ -118,5 +118,5 @@ def test_shards_of_two_ranks_are_merged_and_equal_the_whole(tmp_path: Path) -> N
     other.rename(tmp_path / "elsewhere")
     alone = diff_runs(whole, sharded, rtol=1e-3, atol=1e-6)
     assert not any(one.data_type == "grad_reduced" for one in alone.first)
-    said = "grad_reduced: of some tensors a part is missing"
+    said = "grad_reduced: of some tensors a shard is missing"
     assert any(said in note for note in alone.notes)

@@ -53,7 +53,7 @@ def test_backward_data_types_are_turned_round(tmp_path) -> None:
 
 def test_run_json_gives_the_order_and_stages_come_virtual_first(tmp_path) -> None:
     for rank in (0, 1):
-        for_rank = [{"name": name, "vpp_stage": 0} for name in ("b.weight", "a.weight")]
+        for_rank = [{"name": name, "vpp_stage": 0, "numel": 1} for name in ("b.weight", "a.weight")]
         rows = {"grad_reduced": [(0, "a.weight", 1.0), (0, "b.weight", 1.0)]}
         write_rank(tmp_path, rows, rank=rank, info={"pp_stage": rank, "tensors": for_rank})
     run = open_run(tmp_path)

@@ -83,8 +83,8 @@ def test_parquet_gives_what_csv_gives(trained: Callable[[str], Path], tmp_path: 
         target.mkdir()
         with ParquetWriter(target, rank=rank.rank) as writer:
             for data_type in ("actv", "grad_reduced"):
-                for piece in rank.pieces[data_type]:
-                    for table in read_csv(piece.path):
+                for file in rank.files[data_type]:
+                    for table in read_csv(file.path):
                         writer.write(table)
     stored = open_run(tmp_path)
     assert stored.data_types == ("actv", "grad_reduced")
@@ -115,7 +115,7 @@ def test_a_store_of_several_files_with_a_changed_shape(tmp_path: Path) -> None:
                           ops=["norm", "shape", "nans"], values=values, text=text)  # fmt: skip
             writer.write(table)
     run = open_run(tmp_path)
-    assert len(run.ranks[0].pieces["grad_reduced"]) > 1
+    assert len(run.ranks[0].files["grad_reduced"]) > 1
     index = build_index(run, "grad_reduced")
     assert index.stats == ("norm", "nans")
     assert len(index.rows) == 5000
@@ -150,7 +150,7 @@ def test_broken_lines_are_passed_over_and_named(tmp_path: Path) -> None:
     said = "\n".join(run.notes)
     for line in (3, 4, 7):
         assert f"{path}:{line}:" in said
-    assert "grad_reduced_2-3.csv: no complete header line" in said
+    assert "grad_reduced_2-3.csv:1: no complete header line; the file is passed over" in said
 
 
 @pytest.mark.parametrize("line_by_line", [False, True])
@@ -184,14 +184,40 @@ def test_names_of_any_kind(tmp_path: Path, line_by_line: bool) -> None:
     }
 
 
-def test_of_each_rank_the_newest_run_is_read(tmp_path: Path) -> None:
-    for stamp, value in (("Nov28_10-00-00", 1.0), ("Nov29_09-00-00", 2.0)):
-        write_rank(tmp_path, {"grad_reduced": [(0, "w", value)]}, stamp=stamp)
-    write_rank(tmp_path, {"grad_reduced": [(0, "w", 3.0)]}, rank=1, stamp="Nov28_10-00-02")
-    run = open_run(tmp_path)
-    assert {k[0]: v for k, v in cells(run, "grad_reduced").items()} == {0: 2.0, 1: 3.0}
-    assert any("3 run directories; of each rank the newest is read: Nov29_09-00-00-rank0" in note for note in run.notes)
-    assert any("rank 1's newest run began 22:59:58 before" in note for note in run.notes)
+def test_the_newest_launch_is_read_and_never_mixed_with_another(tmp_path: Path) -> None:
+    """Three ranks, then two of two, then the first of these again."""
+    for stamp, ranks, value in (("Nov28_10-00-00", 3, 1.0), ("Nov28_10-05-00", 2, 2.0), ("Nov29_09-00-00", 1, 3.0)):
+        for rank in range(ranks):
+            rows = {"grad_reduced": [(0, "w", value)]}
+            write_rank(tmp_path, rows, stamp=stamp, rank=rank, info={"world_size": max(ranks, 2)})
+
+    def values(path: Path) -> dict[int, float]:
+        return {cell[0]: value for cell, value in cells(open_run(path), "grad_reduced").items()}
+
+    assert values(tmp_path) == {0: 3.0}
+    (note,) = open_run(tmp_path).notes
+    older = "Nov28_10-00-00 (ranks 0 to 2 of 3), Nov28_10-05-00 (ranks 0, 1 of 2)"
+    assert note == (
+        f"3 launches; the newest is read, Nov29_09-00-00 (rank 0 of 2), and not {older}: "
+        f"give {tmp_path / 'Nov28_10-05-00'} for one of these"
+    )
+    assert values(tmp_path / "Nov28_10-05-00") == {0: 2.0, 1: 2.0}
+    assert values(tmp_path / "Nov28_10-00-00") == {0: 1.0, 1: 1.0, 2: 1.0}
+    assert open_run(tmp_path / "Nov28_10-00-00").notes == []
+    with pytest.raises(UnusableRun, match=r"Nov28_10-00-01 does not exist: .*; the launches in .* are Nov28_10-00-00"):
+        open_run(tmp_path / "Nov28_10-00-01")
+
+
+def test_launches_in_a_store_without_run_directories(tmp_path: Path) -> None:
+    for stamp, ranks in (("Nov28_10-00-00", 3), ("Nov28_10-05-00", 2)):
+        for rank in range(ranks):
+            run_dir = tmp_path / f"{stamp}-rank{rank}-00000000"
+            with ParquetWriter(run_dir, rank=rank) as writer:
+                writer.write(
+                    Table(data_type="exp_avg", step=0, names=["w"], vpp_stages=[0], ops=["norm"], values=[[1.0]])
+                )
+    assert list(open_run(tmp_path).ranks) == [0, 1]
+    assert list(open_run(tmp_path / "Nov28_10-00-00").ranks) == [0, 1, 2]
 
 
 def test_a_step_that_was_written_twice_has_the_later_values(tmp_path: Path) -> None:
@@ -223,9 +249,6 @@ def test_what_is_no_run_is_refused_with_the_way_out(tmp_path: Path) -> None:
     ):
         with pytest.raises(UnusableRun, match=said):
             open_run(tmp_path / name)
-    (tmp_path / "grad_reduced_0-0.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UnusableRun, match="the header has no columns `name` and `step`"):
-        build_index(open_run(tmp_path), "grad_reduced")
 
 
 @pytest.mark.parametrize("header", [b"", b"\r\r", b'vpp_stage,name,step,"norm', b"vpp_stage,name,step,n\xffrm"])
@@ -240,7 +263,7 @@ def test_broken_headers(tmp_path: Path, header: bytes) -> None:
         assert found == {(0, 0, "w", -1, 1, "n\u00ffrm"): 2.0}
     else:
         assert found == {}
-        assert "grad_reduced_1-1.csv: " in "\n".join(run.notes)
+        assert "grad_reduced_1-1.csv:1: " in "\n".join(run.notes)
 
 
 def test_numbers_that_no_training_has(tmp_path: Path) -> None:

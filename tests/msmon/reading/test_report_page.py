@@ -16,7 +16,9 @@ import pytest
 
 from msmon.cli import main
 from msmon.reading import open_run, write_diff_page, write_report
-from msmon.reading.index import build_index
+from msmon.reading.binning import make_bins
+from msmon.reading.index import TensorKey, build_index
+from msmon.reading.page import Page, TypeSeries, write_page
 
 from .files import write_anomalies, write_rank
 
@@ -261,3 +263,30 @@ def test_the_page_of_a_comparison(trained: Callable[[str], Path], tmp_path: Path
     lines = array_of(page, type_["blobs"]["max"]["lines"], type_["half"]).reshape(2, len(type_["tensors"]), -1)
     assert lines[0, at, 4] == pytest.approx(result.first[0].a, rel=1e-6)
     assert lines[1, at, 4] == pytest.approx(result.first[0].b, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["report", "diff"])
+@pytest.mark.parametrize("of_three", [0, 1, 3], ids=["constant", "some noise", "noise"])
+@pytest.mark.parametrize("limit", [150_000, 400_000, 2_000_000])
+def test_no_values_make_a_page_too_large(tmp_path: Path, kind: str, of_three: int, limit: int) -> None:
+    """More values than are looked at to see what they cost: bits that nothing makes smaller, and others."""
+    random = np.random.default_rng(0)
+    tensors, steps = 600, np.arange(400)
+    bits = random.integers(0, 0x7F800000, (3, 2, tensors, len(steps)), dtype=np.uint32)
+    bits[:, :, np.arange(tensors) % 3 >= of_three] = 0
+    series = TypeSeries(
+        data_type="exp_avg",
+        stats=("norm", "min"),
+        steps=steps,
+        bins=make_bins(steps, len(steps)),
+        tensors=[TensorKey(0, 0, f"layers.{i // 3}.{i % 3}") for i in range(tensors)],
+        layers=[f"layers.{i // 3}" for i in range(tensors)],
+        lines=bits,
+        worst=bits[0],
+        interest=np.arange(tensors),
+    )
+    page = Page(kind=kind, title="", subtitle="", panels=[], series=[series], lines=["0", "1", "2"], worst_label="",
+                mark_label="")  # fmt: skip
+    written = write_page(tmp_path / "r.html", page, limit=limit)
+    assert written.size == (tmp_path / "r.html").stat().st_size <= limit
+    assert bool(written.thinned) == (of_three > 0)

@@ -18,6 +18,7 @@ from msmon_alert.rules import (
 )
 from msmon_alert.saved import load_state, save_state
 from msmon_alert.sorting import SortedAnomalies, find_anomaly_files, first_anomalies
+from msmon_alert.table import printable
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ __all__ = [
     "find_anomaly_files",
     "first_anomalies",
     "load_state",
+    "printable",
     "rules_from_config",
     "save_state",
 ]

@@ -7,14 +7,14 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 from msmon_alert.anomaly_file import FILE_NAME
 from msmon_alert.causes import explain
 from msmon_alert.files import replaced
-from msmon_alert.progress import Progress
 from msmon_alert.sorting import SortedAnomalies, find_anomaly_files, first_anomalies
 from msmon_alert.table import printable, render, row
 
@@ -23,7 +23,13 @@ _TOLD_FROM = 1000
 """How many of the first anomalies make up the account of how it spread."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+Progress = Callable[[int, str], AbstractContextManager[Callable[[int], object]]]
+"""Given how many units there are and what they are: yields what to call when more are done."""
+
+
+def main(
+    argv: Sequence[str] | None = None, *, progress: Progress = lambda total, what: nullcontext(lambda units: None)
+) -> int:
     """Runs the command line; returns the exit status.
 
     0: sorted, also when there is no anomaly or some file was broken. 1: no file could be read, or the result could not
@@ -50,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except SystemExit as end:  # --help
         return int(end.code or 0)
-    return _sort(files, out, count, steps)
+    with progress(len(files), "anomaly files") as advance:
+        found = first_anomalies(files, max(count, _TOLD_FROM), steps=steps, advance=advance)
+    return _show(found, out, count)
 
 
-def _sort(files: list[Path], out: Path, count: int, steps: frozenset[int]) -> int:
-    with Progress(len(files), "files") as progress:
-        found = first_anomalies(files, max(count, _TOLD_FROM), steps=steps, advance=progress.advance)
+def _show(found: SortedAnomalies, out: Path, count: int) -> int:
     for note in found.notes:
         print(note, file=sys.stderr)
     target = out / RESULT_NAME

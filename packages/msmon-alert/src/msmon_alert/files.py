@@ -1,4 +1,8 @@
-"""Files that are there as a whole or not at all."""
+"""Files that are there as a whole or not at all.
+
+`msmon_io.files` does the same for the rest of the workspace. This package works alone, and the two never import each
+other; what it needs is these few lines.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def first_anomalies(
     count: int,
     *,
     steps: Collection[int] = (),
-    advance: Callable[[], object] = lambda: None,
+    advance: Callable[[int], object] = lambda files: None,
 ) -> SortedAnomalies:
     """The first `count` anomalies of these files, in the order of events.
 
@@ -60,7 +60,7 @@ def first_anomalies(
         files: `anomaly.json` files, of this or the older tool.
         count: at least 1.
         steps: only these steps; empty: all.
-        advance: called after each file.
+        advance: called after each file, with 1.
 
     >>> import tempfile
     >>> from msmon_alert import Alert, AnomalyFile, Fired, anomaly_record
@@ -94,7 +94,7 @@ def first_anomalies(
             unread += 1
             kept = f" (its first {seen - before} records are used)" if seen > before else ""
             notes.append(f"broken file skipped{kept}: {error}")
-        advance()
+        advance(1)
     return SortedAnomalies(first=dict(first), seen=seen, files=read, unread=unread, notes=tuple(notes))
 
 

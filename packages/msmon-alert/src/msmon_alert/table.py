@@ -87,5 +87,9 @@ def render(rows: Iterable[Sequence[str]], *, colour: bool) -> str:
 
 
 def printable(text: str) -> str:
-    """Names come from models: nothing in them may steer the terminal."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    r"""Names come from models: nothing in them may steer the terminal, or break a line of a log.
+
+    >>> printable("fc1\x1b[2J\n")
+    'fc1\\x1b[2J\\n'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

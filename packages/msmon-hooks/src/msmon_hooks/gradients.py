@@ -12,6 +12,7 @@ from msmon_hooks.data_types import DATA_TYPES
 from msmon_hooks.events import Shard
 from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.optimizer_steps import OptimizerSteps
+from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.process_groups import ProcessGroups
 from msmon_hooks.registrations import Registrations
@@ -125,9 +126,13 @@ class GradientSource:
         part of it."""
         return weight.parameter
 
-    def moments(self, weight: Weight) -> dict[str, Any]:
-        """`exp_avg` and `exp_avg_sq` as they stand now, as far as they exist."""
+    def moments(self, weight: Weight) -> ParameterState:
+        """What the optimizer keeps of the parameter now."""
         raise NotImplementedError
+
+    def state_shard(self, weight: Weight, tensor: Any) -> Shard | None:
+        """The part of a tensor of the data type `state` that this rank holds."""
+        return self.shard(weight, STATE)
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The part that this rank holds of the tensor of a data type, or None where it holds the whole.

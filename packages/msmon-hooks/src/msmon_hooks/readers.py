@@ -127,7 +127,7 @@ class Readers:
             self._features.guard.run(self._features.attach, modules, self._module_names)
 
     def _attach_weights(self) -> None:
-        request, guards, source = self.recording.request, self.recording.guards, self._source
+        request, source = self.recording.request, self._source
         self.weights = self._momentum = None
         for stage in range(len(self._models)):
             self._weight_names.learn(stage, [w.name for w in self._all_weights if w.vpp_stage == stage])
@@ -147,16 +147,10 @@ class Readers:
         if request.sign_agreement is not None or request.adam_histograms is not None:
             agreement = request.sign_agreement
             self._momentum = MomentumHooks(
-                framework=self.recording.framework,
-                weights=weights,
-                source=source,
-                clock=self.recording.clock,
-                observer=self.recording.observer,
-                coverage=self.recording.coverage,
-                directions=guards("agreement of gradient and momentum"),
-                histograms=guards("histograms of Adam's update"),
+                self.recording,
+                weights,
+                source,
                 sign_agreement=None if agreement is None else self._hooks.agreement(agreement),
-                adam_histograms=request.adam_histograms,
                 settings=self._hooks.adam_settings,
             )
 

@@ -10,6 +10,7 @@ from typing import Any
 from msmon_hooks.events import Shard, TensorRef
 from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import Guarded, logger
+from msmon_hooks.moment_hooks import MomentHooks
 from msmon_hooks.parameters import Weight
 from msmon_hooks.recording import Recording
 from msmon_hooks.registrations import Registrations
@@ -17,8 +18,6 @@ from msmon_hooks.registrations import Registrations
 _MISSING = {
     "grad_unreduced": "no gradient",
     "grad_reduced": "no gradient",
-    "exp_avg": "not updated before a recorded step",
-    "exp_avg_sq": "not updated before a recorded step",
     "param_origin": "no optimizer step was seen",
     "param_updated": "no optimizer step was seen",
 }
@@ -50,7 +49,7 @@ class WeightHooks:
         self._completed: tuple[int, int] | None = None
         self._accumulations: Counter[int] = Counter()
         self._accumulated: set[int] = set()
-        self._moments_known = False
+        self._moment_hooks: MomentHooks | None = None
         if request.each_micro_step and request.weight_gradients and not source.each_micro_step:
             text = f"monitor_mbs_grad: not with {source.engine}, which keeps no gradient of each micro-step"
             logger.warning("%s; grad_unreduced is recorded once a step", text)
@@ -63,6 +62,8 @@ class WeightHooks:
             self._shards |= {(data_type, w.index): self._source.shard(w, data_type) for w in self.weights}
             self._written[data_type] = [w for w in self.weights if self._writes(w, data_type)]
             self._expect(data_type)
+        if self._moments is not None:
+            self._moment_hooks = self._moments.run(MomentHooks, self._recording, self.weights, self._source)
         if self._gradients is not None:
             self._source.attach(self._written["grad_unreduced"], _Ready(self, self._gradients), registrations)
             self._unhooked = [weight for weight in self.weights if not weight.parameter.requires_grad]
@@ -70,7 +71,6 @@ class WeightHooks:
     def _data_types(self) -> list[str]:
         return [
             *(("grad_unreduced", "grad_reduced") if self._gradients is not None else ()),
-            *(("exp_avg", "exp_avg_sq") if self._moments is not None else ()),
             *(("param_origin", "param_updated") if self._values is not None else ()),
         ]
 
@@ -123,8 +123,8 @@ class WeightHooks:
             self._hook_unfrozen()
         if not self.sampled:
             return
-        if self._moments is not None:
-            self._moments.run(self._read_moments)
+        if self._moments is not None and self._moment_hooks is not None:
+            self._moments.run(self._moment_hooks.step_begins)
         if self._values is not None:
             self._values.run(self._read, "param_origin", self._held("param_origin"))
 
@@ -137,9 +137,8 @@ class WeightHooks:
         """Read what stands after the update. `skipped`: there was none."""
         if self.sampled and self._values is not None and not skipped:
             self._values.run(self._read, "param_updated", self._held("param_updated"))
-        if self._moments is not None and not self._moments_known and not skipped:
-            self._moments_known = True
-            self._moments.run(self._note_moments)
+        if self._moments is not None and self._moment_hooks is not None:
+            self._moments.run(self._moment_hooks.step_ends, skipped=skipped)
         self._accumulations.clear()
         self._accumulated.clear()
 
@@ -183,26 +182,6 @@ class WeightHooks:
             )
         if present:
             observer.record(self._refs("grad_reduced", present), handles)
-
-    def _read_moments(self) -> None:
-        found: dict[str, list[tuple[Weight, Any]]] = {"exp_avg": [], "exp_avg_sq": []}
-        written = {name: set(self._written[name]) for name in found}
-        for weight in self.weights:
-            for name, value in self._source.moments(weight).items():
-                if weight in written[name]:
-                    found[name].append((weight, value))
-        for name, entries in found.items():
-            self._read(name, entries)
-
-    def _note_moments(self) -> None:
-        """An optimizer without moments of a kind: said once, instead of missing tensors."""
-        coverage = self._recording.coverage
-        kept = {name for weight in self.weights for name in self._source.moments(weight)}
-        for name in ("exp_avg", "exp_avg_sq"):
-            if name not in kept and self._written[name]:
-                coverage.note(f"{name}: {type(self._source.optimizer).__name__} keeps no such state")
-                for weight in self._written[name]:
-                    coverage.withdraw(name, weight.name, stage=weight.vpp_stage)
 
     def _held(self, data_type: str) -> Iterator[tuple[Weight, Any]]:
         """The values of trained weights, as far as this rank has them."""

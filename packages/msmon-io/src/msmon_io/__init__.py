@@ -3,23 +3,21 @@
 from typing import TYPE_CHECKING, Any
 
 from msmon_io.background import Background
-from msmon_io.cells import decode_cell, utf8
 from msmon_io.csv2parquet import convert_to_parquet
 from msmon_io.csv2tensorboard import csv2tensorboard_by_step
-from msmon_io.csv_reader import BrokenLine, data_type_of, read_csv
+from msmon_io.csv_reader import BrokenLine, HeaderError, data_type_of, read_csv, read_header, steps_of
 from msmon_io.csv_writer import CsvWriter, write_text_csv
-from msmon_io.files import OutsideError, write_bytes, write_json
+from msmon_io.files import OutsideError, append_bytes, replace_file, write_json
+from msmon_io.launches import Launch, group_launches, launches, newest_run_dirs, ranges
 from msmon_io.losses import Losses
 from msmon_io.memory_writer import MemoryWriter
-from msmon_io.numbers import format_number
+from msmon_io.progress import progress_bar
 from msmon_io.run_dirs import (
     RunDir,
     create_run_dir,
     find_run_dir,
-    newest_run_dirs,
-    parse_stamp,
+    run_dir_named,
     run_dirs,
-    run_dirs_between,
 )
 from msmon_io.table import TEXT_OPS, Table
 from msmon_io.tags import tag
@@ -27,24 +25,25 @@ from msmon_io.writers import (
     Writer,
     WriterContext,
     WriterFactory,
-    Writers,
     open_writer,
-    open_writers,
     writer_names,
 )
 
 if TYPE_CHECKING:
+    from msmon_io.arrow_csv import read_arrow as read_arrow
     from msmon_io.parquet_writer import ParquetWriter as ParquetWriter
     from msmon_io.tensorboard_writer import TensorBoardWriter as TensorBoardWriter
 
 __version__ = "0.1.0"
 
-# Public too, but not for `import *`, which must work without the extras: ParquetWriter and TensorBoardWriter.
+# Public too, but not for `import *`, which must work without the extras: ParquetWriter, TensorBoardWriter, read_arrow.
 __all__ = [
     "TEXT_OPS",
     "Background",
     "BrokenLine",
     "CsvWriter",
+    "HeaderError",
+    "Launch",
     "Losses",
     "MemoryWriter",
     "OutsideError",
@@ -53,24 +52,25 @@ __all__ = [
     "Writer",
     "WriterContext",
     "WriterFactory",
-    "Writers",
+    "append_bytes",
     "convert_to_parquet",
     "create_run_dir",
     "csv2tensorboard_by_step",
     "data_type_of",
-    "decode_cell",
     "find_run_dir",
-    "format_number",
+    "group_launches",
+    "launches",
     "newest_run_dirs",
     "open_writer",
-    "open_writers",
-    "parse_stamp",
+    "progress_bar",
+    "ranges",
     "read_csv",
+    "read_header",
+    "replace_file",
+    "run_dir_named",
     "run_dirs",
-    "run_dirs_between",
+    "steps_of",
     "tag",
-    "utf8",
-    "write_bytes",
     "write_json",
     "write_text_csv",
     "writer_names",
@@ -87,4 +87,8 @@ def __getattr__(name: str) -> Any:
         from msmon_io.parquet_writer import ParquetWriter
 
         return ParquetWriter
+    if name == "read_arrow":
+        from msmon_io.arrow_csv import read_arrow
+
+        return read_arrow
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,70 +1,116 @@
-"""CSV files to Arrow columns by Arrow's own reader: the quick way for files without a fault."""
+"""CSV files as Arrow tables: by Arrow's own reader where every line is whole, else line by line."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import csv as pa_csv
+from typing import Any
 
 from msmon_io.cells import decode_cell, utf8
-from msmon_io.csv_reader import parse_header
+from msmon_io.csv_reader import BrokenLine, Header, HeaderError, parse_header, read_rows, warn_broken
 from msmon_io.files import PathLike
-from msmon_io.numbers import COUNT_OPS
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import csv as pa_csv
+except ImportError as error:
+    raise ImportError("Reading CSV files as Arrow tables needs pyarrow: pip install 'msmon-io[parquet]'") from error
+
+_LEADING = {"vpp_stage": pa.int32(), "name": pa.string(), "step": pa.int64(), "micro_step": pa.int32()}
+_BEFORE, _AFTER = (b",", b"\n"), (b",", b"\r", b"\n")
+_NAN_CODE = re.compile(rb"nan\(", re.IGNORECASE)
 
 
-def read_arrow(path: PathLike, run: str) -> pa.Table | None:
-    """The file with the columns that `msmon_io.parquet_writer.to_arrow` makes.
+def read_arrow(
+    path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_broken, use_threads: bool = True
+) -> pa.Table | None:
+    """All rows of one file that `CsvWriter` or the older tool wrote: those of `read_csv`, with the same broken lines.
+
+    Args:
+        on_broken: is called for each line that cannot be read; such lines are passed over. A broken header is line 1.
+        use_threads: let Arrow use all processors.
 
     Returns:
-        None if anything about the file is unusual; then `read_csv` must look at it line by line.
+        The columns `vpp_stage` (int32), `name` (text), `step` (int64), `micro_step` (int32, if the file has it), then
+        the statistics: float64, nan where a cell is empty, and text. Texts are dictionaries of what UTF-8 can hold.
+        None: the header is broken.
 
     Raises:
         OSError: the file cannot be read.
     """
     data = Path(path).read_bytes()
-    first_line, newline, _ = data.partition(b"\n")
-    if not newline or not data.endswith(b"\n"):
-        return None
+    found = None if _only_line_by_line(data) else _by_arrow(data, use_threads)
+    if found is not None:
+        return found
     try:
-        header = parse_header(first_line.decode("utf-8-sig").rstrip("\r"))
-        is_text = dict(zip(header.ops, header.text, strict=True))
-        leading = ["vpp_stage", "name", "step", *(["micro_step"] if header.has_micro_step else [])]
-        types = {"vpp_stage": pa.int32(), "name": pa.string(), "step": pa.int64(), "micro_step": pa.int32()}
-        types |= {op: pa.string() if text else pa.float64() for op, text in is_text.items()}
+        header, rows = read_rows(path, on_broken=on_broken)
+    except HeaderError as error:
+        on_broken(error.broken)
+        return None
+    columns: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * 6
+    numbers, texts = list(zip(*columns[4], strict=True)), list(zip(*columns[5], strict=True))
+    leading = dict(zip(_LEADING, columns[:4], strict=True))
+    made = {name: pa.array(map(utf8, v) if name == "name" else v, _LEADING[name]) for name, v in leading.items()}
+    for op, is_text in zip(header.ops, header.text, strict=True):
+        values = (texts if is_text else numbers).pop(0) if columns[0] else ()
+        made[op] = pa.array(map(utf8, values), pa.string()) if is_text else pa.array(values, pa.float64())
+    return _table(header, made)
+
+
+def _only_line_by_line(data: bytes) -> bool:
+    """Whether there is something that Arrow takes for a number, a line end or a quotation mark, and `read_csv` not."""
+    if not data.endswith(b"\n") or data.count(b"\r") != data.count(b"\r\n") or b"0x" in data or b"0X" in data:
+        return True
+    return (b'"' in data and not _is_quoted_well(data)) or (b"(" in data and _NAN_CODE.search(data) is not None)
+
+
+def _is_quoted_well(data: bytes) -> bool:
+    """Whether quotation marks are only around whole cells, and doubled inside of these."""
+    first, *parts, last = data.split(b'"')
+    inside, between = parts[::2], parts[1::2]
+    if len(parts) % 2 == 0 or first[-1:] not in _BEFORE or last[:1] not in _AFTER:
+        return False
+    # Nothing between two of them: a doubled one.
+    return all(not part or (part[:1] in _AFTER and part[-1:] in _BEFORE) for part in between) and not any(
+        b"\n" in part for part in set(inside)
+    )
+
+
+def _by_arrow(data: bytes, use_threads: bool) -> pa.Table | None:
+    """The whole file, or None where a line is broken."""
+    try:
+        header = parse_header(data[: data.index(b"\n")].decode("utf-8-sig").rstrip("\r"))
+        texts = dict(zip(header.ops, header.text, strict=True))
+        types = {**_LEADING, **{op: pa.string() if text else pa.float64() for op, text in texts.items()}}
         table = pa_csv.read_csv(
             pa.BufferReader(data),
-            read_options=pa_csv.ReadOptions(column_names=[*leading, *header.ops], skip_rows=1, use_threads=False),
-            parse_options=pa_csv.ParseOptions(newlines_in_values=False),
+            read_options=pa_csv.ReadOptions(column_names=header.columns, skip_rows=1, use_threads=use_threads),
+            # Without the list "nan" would be an empty cell.
             convert_options=pa_csv.ConvertOptions(column_types=types, null_values=[""]),
         )
     except (ValueError, pa.ArrowException):
         return None
-    rows = table.num_rows
+    if any(table[column].null_count for column in _LEADING if column in header.columns):
+        return None  # an empty cell where a number must be
+    columns = {}
+    for column in header.columns:
+        values = table[column].combine_chunks()
+        is_number = pa.types.is_floating(values.type)
+        columns[column] = pc.fill_null(values, float("nan")) if is_number and values.null_count else values
     # Cells are only ever escaped with these.
-    is_plain = b"\\" not in data and b"'" not in data
-    columns: dict[str, pa.Array | pa.ChunkedArray] = {
-        "run": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [run]),
-        "vpp_stage": table["vpp_stage"],
-        "name": _texts(table["name"], is_plain),
-        "step": table["step"],
-        "micro_step": table["micro_step"] if header.has_micro_step else pa.nulls(rows, pa.int32()),
-    }
-    for op, text in is_text.items():
-        column = table[op]
-        if text:
-            columns[op] = _texts(column, is_plain)
-        elif op in COUNT_OPS:
-            columns[op] = pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
-        else:
-            columns[op] = pc.fill_null(column, float("nan"))
-    return pa.table(columns).combine_chunks()
+    return _table(header, columns, decode=b"\\" in data or b"'" in data)
 
 
-def _texts(column: pa.ChunkedArray, is_plain: bool) -> pa.DictionaryArray:
-    encoded = column.combine_chunks().dictionary_encode()
-    if is_plain:
-        return encoded
-    texts = pa.array([utf8(decode_cell(text)) for text in encoded.dictionary.to_pylist()], pa.string())
-    return pa.DictionaryArray.from_arrays(encoded.indices, texts)
+def _table(header: Header, columns: Mapping[str, pa.Array], *, decode: bool = False) -> pa.Table:
+    made = {}
+    for name in header.columns:
+        column = columns[name]
+        if pa.types.is_string(column.type):
+            column = column.dictionary_encode()
+            if decode:
+                texts = pa.array([utf8(decode_cell(text)) for text in column.dictionary.to_pylist()], pa.string())
+                column = pa.DictionaryArray.from_arrays(column.indices, texts)
+        made[name] = column
+    return pa.table(made)

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +25,12 @@ _MATERIAL_SHARE = 0.05
 
 
 class Background:
-    """Runs jobs in order on one daemon thread, with a bounded number of unfinished ones.
+    """Runs jobs in order on one daemon thread.
 
-    With `depth=1` a job must be finished before the next is taken, so a killed process loses at most the job being
-    done and what the training has not handed over yet. A full queue makes `submit` wait; where that takes a
-    noticeable share of the time, it is said once. If the job being done has not ended after `patience` seconds (a hung
-    network disk), further jobs are dropped, counted and reported rather than stopping the training for ever.
+    A job must be finished before the next is taken, so a killed process loses at most the job being done and what the
+    training has not handed over yet. `submit` waits for it; where that takes a noticeable share of the time, it is said
+    once. If the job being done has not ended after `patience` seconds (a hung network disk), further jobs are dropped,
+    counted and reported rather than stopping the training for ever.
 
     A job that raises is logged once and counted in `losses`. In a forked child every method returns at once.
 
@@ -40,10 +39,7 @@ class Background:
     written beside the training
     """
 
-    def __init__(self, *, depth: int = 1, patience: float = 60.0, name: str = "msmon-writer") -> None:
-        if depth < 1:
-            raise ValueError(f"depth: {depth} is not allowed; it must be an integer of at least 1")
-        self.depth = depth
+    def __init__(self, *, patience: float = 60.0, name: str = "msmon-writer") -> None:
         self.patience = patience
         self.losses = Losses(part="background", unit="jobs")
         self.waits = 0
@@ -55,8 +51,8 @@ class Background:
         self._said = False
         self._name = name
         self._pid = os.getpid()
-        self._jobs: deque[Job] = deque()
-        self._running = False
+        self._job: Job | None = None
+        """The one that is not finished."""
         self._closed = False
         self._hung = False
         self._changed = threading.Condition()
@@ -76,7 +72,7 @@ class Background:
                     self.losses.add(1, error, _name_of(job))
                     return False
                 if self._start():
-                    self._jobs.append((job, args))
+                    self._job = job, args
                     self._changed.notify_all()
                     return True
         self._run((job, args))
@@ -96,13 +92,13 @@ class Background:
     def _wait_for_room(self) -> bool:
         if self._window_begin is None:
             self._window_begin = time.monotonic()
-        if self._unfinished < self.depth:
+        if self._job is None:
             return True
         if self._hung or threading.current_thread() is self._thread:
             return False
         self.waits += 1
         begin = time.monotonic()
-        has_room = self._changed.wait_for(lambda: self._unfinished < self.depth, self.patience)
+        has_room = self._changed.wait_for(lambda: self._job is None, self.patience)
         self._count_wait(begin, time.monotonic())
         self._hung = not has_room
         return has_room
@@ -123,22 +119,15 @@ class Background:
         if elapsed > _WINDOW_S:
             self._window_begin, self._window_waited_s = end, 0.0
 
-    @property
-    def _unfinished(self) -> int:
-        return len(self._jobs) + self._running
-
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._closed)
-                if not self._jobs:
+                self._changed.wait_for(lambda: self._job is not None or self._closed)
+                if self._job is None:
                     return
-                job = self._jobs.popleft()
-                self._running = True
-            self._run(job)
-            del job
+            self._run(self._job)
             with self._changed:
-                self._running = False
+                self._job = None
                 self._hung = False
                 self._changed.notify_all()
 
@@ -155,7 +144,7 @@ class Background:
         if os.getpid() != self._pid or threading.current_thread() is self._thread:
             return True
         with self._changed:
-            return self._changed.wait_for(lambda: not self._unfinished, self.patience if timeout is None else timeout)
+            return self._changed.wait_for(lambda: self._job is None, self.patience if timeout is None else timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Finish the jobs, end the thread, report what failed. False if that took longer than `timeout` seconds."""
@@ -168,7 +157,7 @@ class Background:
             self._closed = True
             if not done:
                 error = TimeoutError("not done at the end of the program")
-                self.losses.add(self._unfinished, error, "the last jobs")
+                self.losses.add(1, error, "the last job")
             self._changed.notify_all()
         if done and self._thread is not None:
             self._thread.join()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from attrs import frozen
 
-from msmon_io.csv_reader import BrokenLine, data_type_of, first_step_of
+from msmon_io.csv_reader import BrokenLine, data_type_of, steps_of
 from msmon_io.files import PathLike, make_dir, write_json
-from msmon_io.progress import Progress
+from msmon_io.progress import progress_bar
 from msmon_io.run_dirs import RunDir, run_dirs, run_dirs_between
 from msmon_io.workers import Message, run_pieces
 
@@ -38,28 +38,44 @@ class Source:
     sizes: Sequence[int]
 
 
-def check_data_types(data_types: Sequence[str] | None) -> Sequence[str] | None:
-    """The data types to convert (None: all).
+def convert(
+    monitor_path: PathLike,
+    time_start: str | None,
+    time_end: str | None,
+    process_num: int,
+    data_type_list: Sequence[str] | None,
+    output_dirpath: PathLike | None,
+    *,
+    output_name: str,
+    made_by: str,
+    description: str,
+    function: str,
+    piece: Callable[[int, Source, Path], Message],
+) -> Path:
+    """What the conversions do alike; the first six arguments are theirs.
 
-    Raises:
-        TypeError: not a list of strings.
-    """
-    if data_types is None:
-        return None
-    if isinstance(data_types, str) or not all(isinstance(item, str) for item in data_types):
-        raise TypeError(f"data_type_list: {data_types!r} is not allowed; it must be a list of data types, or None")
-    return list(data_types) or None
-
-
-def check_process_num(process_num: int) -> int:
-    """The number of processes.
-
-    Raises:
-        ValueError: not an integer of at least 1.
+    Args:
+        output_name: of the output directory in `monitor_path`, where `output_dirpath` does not say another one.
+        made_by: the conversion, whose output alone is replaced.
+        description: what the progress bar says.
+        function: `module:name` of what converts a piece; besides `piece` it is given `files`.
+        piece: the arguments of `function` for the n-th piece, with its source, into an output directory.
     """
     if isinstance(process_num, bool) or not isinstance(process_num, int) or process_num < 1:
         raise ValueError(f"process_num: {process_num!r} is not allowed; it must be an integer of at least 1")
-    return process_num
+    names = data_type_list if data_type_list is not None else []
+    if isinstance(names, str) or not all(isinstance(item, str) for item in names):
+        raise TypeError(f"data_type_list: {names!r} is not allowed; it must be a list of data types, or None")
+    sources = find_sources(monitor_path, time_start, time_end, list(names) or None)
+    target = Path(os.path.abspath(Path(monitor_path) / output_name if output_dirpath is None else output_dirpath))
+    with replacing_directory(target, made_by) as directory:
+        parts = split(sources, process_num)
+        pieces = [
+            {"files": files, **piece(number, source, directory)} for number, (source, files, _) in enumerate(parts)
+        ]
+        rows, broken = run_conversion(function, pieces, [size for _, _, size in parts], process_num, description)
+    logger.info("%s: %d rows converted, %d broken lines passed over", target, rows, broken)
+    return target
 
 
 def find_sources(
@@ -97,7 +113,7 @@ def find_sources(
     for (run, data_type), files in sorted(found.items()):
         if data_type not in wanted:
             continue
-        files.sort(key=first_step_of)
+        files.sort(key=steps_of)
         sizes = [path.stat().st_size for path in files]
         sources.append(Source(run=run, data_type=data_type, files=files, sizes=sizes))
     return sources
@@ -132,11 +148,11 @@ def run_conversion(
     """
     broken: dict[str, int] = {}
     order = sorted(range(len(pieces)), key=lambda number: -sizes[number])
-    with Progress(sum(sizes), description) as progress:
+    with progress_bar(sum(sizes), description) as advance:
 
         def report(message: Message) -> None:
             if "bytes" in message:
-                progress.advance(message["bytes"])
+                advance(message["bytes"])
                 return
             path = message["path"]
             broken[path] = broken.get(path, 0) + 1

@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from msmon_io.conversion import (
-    check_data_types,
-    check_process_num,
-    find_sources,
-    logger,
-    replacing_directory,
-    reporter,
-    run_conversion,
-    split,
-)
-from msmon_io.csv_reader import HeaderError, first_step_of, read_csv
+from msmon_io.conversion import Source, convert, reporter
+from msmon_io.csv_reader import steps_of
 from msmon_io.files import PathLike
+from msmon_io.numbers import COUNT_OPS
 from msmon_io.workers import Message
 
 # More than while training: nobody waits for single steps, and larger files are read faster.
@@ -67,25 +59,23 @@ def convert_to_parquet(
     """
     from msmon_io.parquet_writer import DATA_SET
 
-    process_num = check_process_num(process_num)
-    sources = find_sources(monitor_path, time_start, time_end, check_data_types(data_type_list))
-    target = Path(os.path.abspath(Path(monitor_path) / DATA_SET if output_dirpath is None else output_dirpath))
-    with replacing_directory(target, MADE_BY) as directory:
-        split_sources = split(sources, process_num)
-        pieces: list[Message] = [
-            {
-                "files": files,
-                "run_dir": str(source.run.path),
-                "rank": source.run.rank,
-                "data_type": source.data_type,
-                "data_set": str(directory),
-            }
-            for source, files, _ in split_sources
-        ]
-        sizes = [size for _, _, size in split_sources]
-        rows, broken = run_conversion(f"{__name__}:convert_piece", pieces, sizes, process_num, "CSV to Parquet")
-    logger.info("%s: %d rows converted, %d broken lines passed over", target, rows, broken)
-    return target
+    def piece(number: int, source: Source, directory: Path) -> Message:
+        run = source.run
+        return {"run_dir": str(run.path), "rank": run.rank, "data_type": source.data_type, "data_set": str(directory)}
+
+    return convert(
+        monitor_path,
+        time_start,
+        time_end,
+        process_num,
+        data_type_list,
+        output_dirpath,
+        output_name=DATA_SET,
+        made_by=MADE_BY,
+        description="CSV to Parquet",
+        function=f"{__name__}:convert_piece",
+        piece=piece,
+    )
 
 
 def convert_piece(
@@ -99,31 +89,42 @@ def convert_piece(
 ) -> Message:
     """Convert consecutive files of one rank and data type."""
     from msmon_io.arrow_csv import read_arrow
-    from msmon_io.parquet_writer import to_arrow
 
     run = os.path.basename(run_dir)
-    part = _Part(run=run, rank=rank, data_type=data_type, data_set=Path(data_set))
+    part = _NextFile(run=run, rank=rank, data_type=data_type, data_set=Path(data_set))
     on_broken = reporter(report)
     rows = 0
     for path in files:
-        whole = read_arrow(path, run)
-        if whole is not None:
-            part.add(first_step_of(path), whole)
-            rows += whole.num_rows
-        else:
-            try:
-                for table in read_csv(path, on_broken=on_broken):
-                    part.add(table.step, to_arrow(table, run))
-                    rows += len(table)
-            except HeaderError as error:
-                on_broken(error.broken)
+        table = read_arrow(path, on_broken=on_broken, use_threads=False)
+        if table is not None:
+            part.add(steps_of(path)[0], _like_the_writer(table, run))
+            rows += table.num_rows
         report({"bytes": os.path.getsize(path)})
     part.write()
     return {"rows": rows}
 
 
+def _like_the_writer(table: pa.Table, run: str) -> pa.Table:
+    """The columns that `ParquetWriter` makes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = table.num_rows
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    for op in COUNT_OPS & columns.keys():
+        # What is no count, nan among them, is not known.
+        is_count = pc.and_(pc.less(pc.abs(columns[op]), 2.0**53), pc.equal(columns[op], pc.floor(columns[op])))
+        columns[op] = pc.if_else(is_count, columns[op], None).cast(pa.int64())
+    leading = {
+        "run": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [run]),
+        **{name: columns.pop(name) for name in ("vpp_stage", "name", "step")},
+        "micro_step": columns.pop("micro_step", pa.nulls(rows, pa.int32())),
+    }
+    return pa.table({**leading, **columns})
+
+
 @define(kw_only=True)
-class _Part:
+class _NextFile:
     """The rows of the file to be written next."""
 
     run: str

@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msmon_io.cells import utf8
-from msmon_io.conversion import (
-    check_data_types,
-    check_process_num,
-    find_sources,
-    logger,
-    replacing_directory,
-    reporter,
-    run_conversion,
-    split,
-)
+from msmon_io.conversion import Source, convert, reporter
 from msmon_io.csv_reader import Header, HeaderError, Row, read_rows
 from msmon_io.files import PathLike
 from msmon_io.run_dirs import format_stamp
@@ -68,21 +59,24 @@ def csv2tensorboard_by_step(
     """
     from msmon_io.event_file import event_file_name
 
-    process_num = check_process_num(process_num)
-    sources = find_sources(monitor_path, time_start, time_end, check_data_types(data_type_list))
-    name = f"{format_stamp(datetime.now())}-{MADE_BY}"
-    target = Path(os.path.abspath(Path(monitor_path) / name if output_dirpath is None else output_dirpath))
-    with replacing_directory(target, MADE_BY) as directory:
-        split_sources = split(sources, process_num)
-        pieces: list[Message] = []
-        for number, (source, files, _) in enumerate(split_sources):
-            # Numbers rise with the steps: TensorBoard reads the files of one directory in the order of their names.
-            path = directory / f"rank{source.run.rank}" / source.data_type / event_file_name(number)
-            pieces.append({"files": files, "event_file": str(path), "root": str(directory)})
-        sizes = [size for _, _, size in split_sources]
-        rows, broken = run_conversion(f"{__name__}:convert_piece", pieces, sizes, process_num, "CSV to TensorBoard")
-    logger.info("%s: %d rows converted, %d broken lines passed over", target, rows, broken)
-    return target
+    def piece(number: int, source: Source, directory: Path) -> Message:
+        # Numbers rise with the steps: TensorBoard reads the files of one directory in the order of their names.
+        path = directory / f"rank{source.run.rank}" / source.data_type / event_file_name(number)
+        return {"event_file": str(path), "root": str(directory)}
+
+    return convert(
+        monitor_path,
+        time_start,
+        time_end,
+        process_num,
+        data_type_list,
+        output_dirpath,
+        output_name=f"{format_stamp(datetime.now())}-{MADE_BY}",
+        made_by=MADE_BY,
+        description="CSV to TensorBoard",
+        function=f"{__name__}:convert_piece",
+        piece=piece,
+    )
 
 
 def convert_piece(*, report: Callable[[Message], None], files: Sequence[str], event_file: str, root: str) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msmon_io.cells import encode_cell
 from msmon_io.numbers import COUNT_OPS, MAX_BULK_DIGITS, format_column
@@ -27,15 +27,13 @@ def csv_lines(table: Table, ndigits: int, known_starts: MutableMapping[str, RowS
         known_starts: what the rows of each data type began with; kept up to date here.
     """
     number_ops = table.number_ops
-    if not number_ops or ndigits > MAX_BULK_DIGITS or not type(table.values).__module__.startswith("numpy"):
+    values = table.array()
+    if not number_ops or ndigits > MAX_BULK_DIGITS or values is None:
         columns = zip(*table.rows(), strict=True)
         return _lines(table, [format_column(*column, ndigits) for column in zip(columns, number_ops, strict=True)])
     from msmon_io.bulk_numbers import number_rows
     from msmon_io.row_starts import RowStarts
 
-    values: Any = table.values
-    if values.shape != (len(table), len(number_ops)):
-        raise ValueError(f"{table.data_type}: values of shape {values.shape}, not ({len(table)}, {len(number_ops)})")
     is_count = [op in COUNT_OPS for op in number_ops]
     starts = None if table.text else RowStarts.of(table, known_starts)
     if starts is not None:

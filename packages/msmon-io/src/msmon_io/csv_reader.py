@@ -77,9 +77,9 @@ class Header:
         return [op for op, is_text in zip(self.ops, self.text, strict=True) if not is_text]
 
     @property
-    def leading(self) -> int:
-        """The number of columns before the first of `ops`."""
-        return 4 if self.has_micro_step else 3
+    def columns(self) -> list[str]:
+        """All columns, in order."""
+        return [*_LEADING, *(["micro_step"] if self.has_micro_step else []), *self.ops]
 
 
 def parse_header(line: str) -> Header:
@@ -88,11 +88,12 @@ def parse_header(line: str) -> Header:
     Raises:
         ValueError: it is no header of ours.
     """
-    cells = split_line(line)
-    if cells[:3] != _LEADING or len(set(cells)) != len(cells):
-        raise ValueError(f"the header is {line!r}, not vpp_stage,name,step[,micro_step],<statistics>")
+    cells = [utf8(decode_cell(cell)) for cell in split_line(line)]
     has_micro_step = cells[3:4] == ["micro_step"]
-    ops = [utf8(decode_cell(cell)) for cell in cells[4 if has_micro_step else 3 :]]
+    ops = cells[4 if has_micro_step else 3 :]
+    known = [*_LEADING, "micro_step", *ops]
+    if cells[:3] != _LEADING or len(set(known)) != len(known):
+        raise ValueError(f"the header is {line!r}, not vpp_stage,name,step[,micro_step],<statistics>")
     return Header(has_micro_step=has_micro_step, ops=ops, text=[op in TEXT_OPS for op in ops])
 
 
@@ -107,9 +108,10 @@ def data_type_of(path: PathLike) -> str | None:
     return stem if stem and dash and first.isdecimal() and last.isdecimal() and Path(path).suffix == ".csv" else None
 
 
-def first_step_of(path: PathLike) -> int:
-    """The first step that a file named `<data type>_<first>-<last>.csv` covers."""
-    return int(Path(path).stem.rpartition("_")[2].partition("-")[0])
+def steps_of(path: PathLike) -> tuple[int, int]:
+    """The first and the last step that a file named `<data type>_<first>-<last>.csv` covers."""
+    first, _, last = Path(path).stem.rpartition("_")[2].partition("-")
+    return int(first), int(last)
 
 
 Row = tuple[int, str, int, int, list[float], list[str]]
@@ -124,23 +126,37 @@ def read_rows(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_
         OSError: the file cannot be read.
     """
     path = Path(path)
-    file = path.open(encoding="utf-8-sig", errors="backslashreplace", newline="\n")
-    try:
+    header = read_header(path)
+    return header, _rows(path, header, on_broken)
+
+
+def read_header(path: PathLike) -> Header:
+    """The columns of one file.
+
+    Raises:
+        HeaderError: a ValueError; the first line is no header of ours.
+        OSError: the file cannot be read.
+    """
+    with _open(path) as file:
         first = file.readline()
+    try:
         if not first.endswith("\n"):
             raise ValueError("no complete header line")
-        header = parse_header(first.rstrip("\r\n"))
+        return parse_header(first.rstrip("\r\n"))
     except ValueError as error:
-        file.close()
-        raise HeaderError(path, str(error)) from None
-    return header, _rows(path, file, header, on_broken)
+        raise HeaderError(Path(path), str(error)) from None
 
 
-def _rows(path: Path, file: TextIO, header: Header, on_broken: Callable[[BrokenLine], None]) -> Iterator[Row]:
-    leading = header.leading
-    width = leading + len(header.ops)
+def _open(path: PathLike) -> TextIO:
+    return open(path, encoding="utf-8-sig", errors="backslashreplace", newline="\n")
+
+
+def _rows(path: Path, header: Header, on_broken: Callable[[BrokenLine], None]) -> Iterator[Row]:
+    width = len(header.columns)
+    leading = width - len(header.ops)
     only_numbers = not any(header.text)
-    with file:
+    with _open(path) as file:
+        file.readline()
         for number, line in enumerate(file, 2):
             try:
                 if line[-1] != "\n":

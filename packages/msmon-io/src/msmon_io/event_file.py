@@ -15,8 +15,8 @@ from pathlib import Path
 from msmon_io.files import PathLike, append_whole, inside, make_dir_inside, write_whole
 
 try:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.event_pb2 import Event as Event
+    from tensorboard.compat.proto.summary_pb2 import Summary as Summary
     from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
     from tensorboard.summary.writer.record_writer import RecordWriter
 except ImportError as error:
@@ -30,7 +30,7 @@ with contextlib.suppress(ImportError):
     _crc32c = value
 
 # One event may hold many values, which costs far less than an event each; this bounds the size of a record.
-_VALUES_PER_EVENT = 4096
+VALUES_PER_EVENT = 4096
 _counter = itertools.count()
 
 
@@ -81,12 +81,17 @@ class EventFile:
         """Add (tag, value) pairs of one step. float32, as everywhere in TensorBoard."""
         scalars = iter(scalars)
         now = time.time()
-        while chunk := list(itertools.islice(scalars, _VALUES_PER_EVENT)):
+        while chunk := list(itertools.islice(scalars, VALUES_PER_EVENT)):
             event = Event(step=step, wall_time=now)
             add = event.summary.value.add
             for tag, value in chunk:
                 add(tag=tag, simple_value=value)
             self._records.write(event.SerializeToString())
+
+    def add_events(self, events: Iterable[bytes]) -> None:
+        """Add events that are serialized already."""
+        for event in events:
+            self._records.write(event)
 
     def add_image(self, step: int, tag: str, png: bytes, *, width: int, height: int) -> None:
         """Add a picture of one step."""

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,20 +103,94 @@ def write_whole(path: Path, *parts: bytes | memoryview) -> None:
             _write_all(fd, part)
 
 
-def append_whole(path: Path, data: bytes) -> None:
-    """Append to an existing file; if that fails half way (disk full), cut the file back to what it was."""
+def append_whole(path: Path, data: bytes, *, after: int | None = None) -> None:
+    """Append to an existing file; if that fails half way (disk full), cut the file back to what it was.
+
+    With `after`, what stands behind so many bytes goes first.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OutsideError(f"{path} is not a regular file: nothing is written to it")
+        size = status.st_size
+        if after is not None and after < size:
+            size = after
+            os.ftruncate(fd, size)
         try:
             _write_all(fd, data)
         except OSError:
-            os.ftruncate(fd, status.st_size)
+            os.ftruncate(fd, size)
             raise
     finally:
         os.close(fd)
+
+
+def replace_file(path: Path, data: bytes, *, unless: Callable[[], bool] = lambda: False) -> bool:
+    """Put `data` in the place of a file that belongs to the user, such as a configuration, in one step.
+
+    Mode, owner and access lists of the file are kept as far as this user may set them; a new file has mode 0640. The
+    data are on the disk before the file takes its place.
+
+    Args:
+        unless: asked right before the new file takes the name; if true, nothing happens.
+
+    Returns:
+        Whether the file was replaced.
+
+    Raises:
+        OSError: the directory or the disk does not allow it; the old file is as it was.
+    """
+    try:
+        with replacing(path) as fd:
+            _copy_permissions(path, fd)
+            _write_all(fd, data)
+            os.fsync(fd)
+            if unless():
+                raise _UnwantedError
+    except _UnwantedError:
+        return False
+    return True
+
+
+class _UnwantedError(Exception):
+    pass
+
+
+def _copy_permissions(path: Path, fd: int) -> None:
+    try:
+        old = os.stat(path)
+    except FileNotFoundError:
+        return
+    with contextlib.suppress(OSError):  # only root may give files away
+        os.fchown(fd, old.st_uid, old.st_gid)
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # access lists are extended attributes, which not all systems have
+        for name in os.listxattr(path):
+            os.setxattr(fd, name, os.getxattr(path, name))
+    os.fchmod(fd, stat.S_IMODE(old.st_mode))
+
+
+def append_bytes(path: PathLike, data: bytes, *, root: PathLike, after: int | None = None) -> None:
+    """Append to a file in `root`, which is made, with its directory, if it is missing (0640, 0750).
+
+    A full disk leaves the file as it was; a kill may leave a part of the data at its end.
+
+    Args:
+        root: must be there, with links followed; see `msmon_io.CsvWriter.run_dir`.
+        after: the data go after so many bytes; what stands behind them, such as what a kill left, is removed.
+
+    Raises:
+        OutsideError: the file is not inside `root`.
+        OSError: what the file system says.
+    """
+    target = inside(path, root)
+    make_dir_inside(target.parent, root)
+    if target.exists():
+        append_whole(target, data, after=after)
+    else:
+        write_whole(target, data)
 
 
 def write_json(path: PathLike, obj: Any, *, root: PathLike | None = None) -> None:
@@ -130,20 +204,8 @@ def write_json(path: PathLike, obj: Any, *, root: PathLike | None = None) -> Non
         TypeError, ValueError: `obj` is no JSON.
     """
     data = json.dumps(obj, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    write_bytes(path, data + b"\n", root=root)
-
-
-def write_bytes(path: PathLike, data: bytes, *, root: PathLike | None = None) -> None:
-    """Write a file: it is the old one or the whole new one at any moment. Mode 0640.
-
-    Missing directories are made (0750). With `root`, a path that leads out of that directory is refused.
-
-    Raises:
-        OutsideError: the directory of `path` is not inside `root`.
-        OSError: what the file system says (full, read-only, ...). A file that was there is unharmed.
-    """
     target = Path(os.path.abspath(path))
     if root is not None:
         inside(target.parent, os.path.realpath(root))
     make_dir(target.parent)
-    write_whole(target, data)
+    write_whole(target, data + b"\n")

@@ -28,25 +28,35 @@ DATA_SET = "parquet"
 ROWS_PER_FILE = 1 << 16
 
 
-def to_arrow(table: Table, run: str) -> pa.Table:
+def text_column(texts: Sequence[str]) -> pa.Array:
+    """Names and other texts, each of them once."""
+    return pa.array(map(utf8, texts), pa.string(), size=len(texts)).dictionary_encode()
+
+
+def to_arrow(table: Table, run: str, names: pa.Array | None = None) -> pa.Table:
     """The table as Arrow columns: run, vpp_stage, name, step, micro_step (null where there is none), statistics.
 
     Statistics are float64; `nans` and `infs` are int64, null where they are not known.
+
+    Args:
+        names: `text_column` of the table's names, where it is at hand.
     """
     rows = len(table)
     columns: dict[str, pa.Array] = {
         "run": pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [run]),
         "vpp_stage": pa.array(table.vpp_stages, pa.int32()),
-        "name": pa.array(map(utf8, table.names), pa.string(), size=rows).dictionary_encode(),
+        "name": text_column(table.names) if names is None else names,
         "step": pa.array([table.step] * rows, pa.int64()),
         "micro_step": pa.nulls(rows, pa.int32())
         if table.micro_steps is None
         else pa.array(table.micro_steps, pa.int32()),
     }
-    numbers = dict(zip(table.number_ops, zip(*table.rows(), strict=True), strict=True)) if rows else {}
+    values = table.array()
+    by_column = zip(*table.rows(), strict=True) if values is None else values.T.astype("float64")
+    numbers = dict(zip(table.number_ops, by_column, strict=True)) if rows else {}
     for op in table.ops:
         if op in table.text:
-            columns[op] = pa.array(map(utf8, table.text[op]), pa.string(), size=rows).dictionary_encode()
+            columns[op] = text_column(table.text[op])
         else:
             columns[op] = number_column(numbers.get(op, ()), op)
     return pa.table(columns)
@@ -66,8 +76,11 @@ def write_part(path: Path, tables: Sequence[pa.Table], *, root: PathLike) -> Non
         OSError, pa.ArrowException: it cannot be written; a file that was there is unharmed.
     """
     make_dir_inside(path.parent, root)
+    whole = pa.concat_tables(tables).unify_dictionaries()
+    # Of statistics hardly two are equal: to look for those that are takes as long as all the rest.
+    repetitive = [column.name for column in whole.schema if column.type != pa.float64()]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.concat_tables(tables).unify_dictionaries(), sink, compression="zstd")
+    pq.write_table(whole, sink, compression="zstd", use_dictionary=repetitive)
     write_whole(inside(path, root), memoryview(sink.getvalue()))
 
 
@@ -118,6 +131,7 @@ class ParquetWriter:
         self.losses = Losses(part="parquet")
         self._root = run_path.parent
         self._files: dict[str, _OpenFile] = {}
+        self._names: dict[str, tuple[list[str], pa.Array]] = {}
         self._step: int | None = None
 
     def write(self, table: Table) -> None:
@@ -133,7 +147,12 @@ class ParquetWriter:
             self.losses.add(len(table), error, f"{table.data_type} of step {table.step}")
 
     def _add(self, table: Table) -> None:
-        rows = to_arrow(table, self.run)
+        names = list(table.names)
+        known, column = self._names.get(table.data_type, (None, None))
+        if known != names:
+            column = text_column(names)
+            self._names[table.data_type] = names, column
+        rows = to_arrow(table, self.run, column)
         file = self._files.get(table.data_type)
         if file and (file.rows >= ROWS_PER_FILE or file.tables[0].schema != rows.schema):
             self._write_file(self._files.pop(table.data_type), is_last_try=True)

@@ -1,54 +1,30 @@
-"""How far a conversion is: a bar where rich is installed, else a plain line."""
+"""How far something is."""
 
 from __future__ import annotations
 
 import sys
-import threading
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
-class Progress:
-    """Shows on stderr how many of `total` units are done. Threads may share it."""
+@contextmanager
+def progress_bar(total: int, description: str) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, by rich; nothing where that is not installed, or stderr is no terminal.
 
-    def __init__(self, total: int, description: str) -> None:
-        self._total = max(1, total)
-        self._description = description
-        self._done = 0
-        self._shown = -1
-        self._lock = threading.Lock()
-        self._bar: Any = None
-        try:
-            from rich.console import Console
-            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-            from rich.progress import Progress as RichProgress
-        except ImportError:
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-        self._bar = RichProgress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
-        self._task = self._bar.add_task(description, total=self._total)
+    Yields:
+        What to call when so many more of `total` units are done; threads may share it.
 
-    def advance(self, units: int) -> None:
-        """So many more are done."""
-        with self._lock:
-            self._done += units
-            if self._bar is not None:
-                self._bar.advance(self._task, units)
-                return
-            percent = min(100, 100 * self._done // self._total)
-            on_terminal = sys.stderr.isatty()
-            if percent >= self._shown + (1 if on_terminal else 10) or (percent == 100 and self._shown < 100):
-                self._shown = percent
-                ends = ("\r", "\n" if percent == 100 else "") if on_terminal else ("", "\n")
-                print(f"{ends[0]}{self._description}: {percent} %", end=ends[1], file=sys.stderr, flush=True)
-
-    def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    Example:
+        >>> with progress_bar(2, "files") as advance:
+        ...     advance(1)
+    """
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield lambda units: None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(description, total=max(total, 1))
+        yield lambda units: bar.advance(task, units)

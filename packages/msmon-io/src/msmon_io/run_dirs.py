@@ -10,7 +10,7 @@ import uuid
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from msmon_io.files import PathLike, inside, make_dir
 
@@ -97,21 +97,25 @@ def run_dirs(output_dir: PathLike, *, rank: int | None = None, before: datetime 
     found = []
     real_root = os.path.realpath(output_dir)
     for entry in os.scandir(output_dir):
-        match = _RUN_DIR.fullmatch(entry.name)
-        if not match or not entry.is_dir() or (rank is not None and int(match["rank"]) != rank):
+        run = run_dir_named(entry.path, before=before)
+        if run is None or not entry.is_dir() or (rank is not None and run.rank != rank):
             continue
-        try:
-            path = inside(entry.path, real_root)
-            time = parse_stamp(match["stamp"], before=before)
-        except (OSError, ValueError):
-            continue
-        found.append(RunDir(time=time, rank=int(match["rank"]), path=path))
+        with contextlib.suppress(OSError):
+            found.append(evolve(run, path=inside(entry.path, real_root)))
     return sorted(found)
 
 
-def newest_run_dirs(output_dir: PathLike) -> dict[int, Path]:
-    """Each rank's newest run directory, by rank."""
-    return {run.rank: run.path for run in sorted(run_dirs(output_dir), key=lambda run: (run.rank, run.time))}
+def run_dir_named(path: PathLike, *, before: datetime | None = None) -> RunDir | None:
+    """What the name of a run directory says, whether it is there or not; None: it is no such name.
+
+    >>> run_dir_named("out/Dec03_21-34-40-rank7-3f1a9c2e").rank
+    7
+    """
+    match = _RUN_DIR.fullmatch(os.path.basename(path))
+    with contextlib.suppress(ValueError):
+        if match:
+            return RunDir(time=parse_stamp(match["stamp"], before=before), rank=int(match["rank"]), path=Path(path))
+    return None
 
 
 def run_dirs_between(

@@ -65,6 +65,20 @@ class Table:
         """The names of the number columns, in order."""
         return [op for op in self.ops if op not in self.text]
 
+    def array(self) -> Any | None:
+        """`values` if it is a numpy array, else None. numpy is not imported for it.
+
+        Raises:
+            ValueError: it has another shape than (rows, number columns).
+        """
+        values: Any = self.values
+        if not type(values).__module__.startswith("numpy"):
+            return None
+        shape = (len(self), len(self.number_ops))
+        if values.shape != shape:
+            raise ValueError(f"{self.data_type}: values of shape {values.shape}, not {shape}")
+        return values
+
     def rows(self) -> list[list[float]]:
         """The numbers as nested lists of Python numbers, one inner list a row."""
         values = self.values

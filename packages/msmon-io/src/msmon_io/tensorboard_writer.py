@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msmon_io.cells import utf8
 from msmon_io.event_file import EventFile, event_file_name
 from msmon_io.files import PathLike
-from msmon_io.heat_map import heat_map
+from msmon_io.heat_map import HeatMap, HeatMaps, shades
 from msmon_io.losses import Losses
+from msmon_io.scalar_events import ScalarEvents
 from msmon_io.table import Table
 
-# Steps that a heat map shows; older ones scroll out.
-_HEAT_MAP_STEPS = 256
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class TensorBoardWriter:
@@ -35,46 +37,47 @@ class TensorBoardWriter:
         self._file = EventFile(self.run_dir / event_file_name(), root=self.run_dir)
         self._rows = 0
         self._step: int | None = None
-        self._heat_maps: dict[str, deque[Sequence[float]]] = {}
+        self._scalars: dict[str, ScalarEvents] = {}
+        self._heat_maps = HeatMaps()
 
     def write(self, table: Table) -> None:
         """Take the rows of one data type at one step."""
         if self._step != table.step:
             self.flush()
             self._step = table.step
-        suffixes = [f"_{op}" for op in table.number_ops]
         try:
-            scalars = (
-                (tag + suffix, value)
-                for tag, row in zip(map(utf8, table.tags(self.rank)), table.rows(), strict=True)
-                for suffix, value in zip(suffixes, row, strict=True)
-            )
-            self._file.add_scalars(table.step, scalars)
+            self._file.add_events(ScalarEvents.of(table, self.rank, self._scalars).fill(table))
         except (TypeError, ValueError) as error:
             self.losses.add(len(table), error, f"{table.data_type} of step {table.step}")
         else:
             self._rows += len(table)
 
-    def add_heat_map(self, step: int, *, tag: str, kind: str, counts: Sequence[float]) -> None:
-        """Show a histogram as the newest column of a picture, `{tag}/rank{r}/{kind}`.
+    def add_heat_maps(self, table: Table, counts: NDArray[np.float64]) -> None:
+        """Add histograms as the newest columns of pictures, which are called like the table's rows.
+
+        A picture is drawn when a quarter of it is new and a small share of the time allows it, and by `close`. What a
+        killed process had not drawn is missing.
 
         Args:
-            step: the step that the histogram is of.
-            tag: `{vpp_stage}:{name}`.
-            kind: `adam_update`, `adam_ratio`.
-            counts: how many elements lie in each bin, the smallest bin first; always the same number of bins.
+            table: step, data type (`adam_update`) and names.
+            counts: `[rows, bins]`, how many elements lie in each bin, the smallest bin first; always the same number of
+                bins.
         """
-        name = utf8(f"{tag}/rank{self.rank}/{kind}")
-        columns = self._heat_maps.setdefault(name, deque(maxlen=_HEAT_MAP_STEPS))
-        if columns and len(columns[0]) != len(counts):
-            columns.clear()
-        columns.append(counts)
-        png, width, height = heat_map(columns)
-        self._file.add_image(step, name, png, width=width, height=height)
-        self._rows += 1
+        for name, column in zip(map(utf8, table.tags(self.rank)), shades(counts), strict=True):
+            self._heat_maps.add(name, table.step, column.tobytes())
+
+    def _draw(self, heat_maps: Iterator[tuple[str, HeatMap]]) -> None:
+        for name, heat_map in heat_maps:
+            png, width, height = heat_map.draw()
+            self._file.add_image(heat_map.step, name, png, width=width, height=height)
+            self._rows += 1
 
     def flush(self) -> None:
         """Bring the step to the disk."""
+        self._draw(self._heat_maps.due())
+        self._write_file()
+
+    def _write_file(self) -> None:
         rows, self._rows = self._rows, 0
         try:
             self._file.flush()
@@ -82,8 +85,9 @@ class TensorBoardWriter:
             self.losses.add(rows, error, str(self._file.path))
 
     def close(self) -> None:
-        """Flush, and report what could not be written."""
-        self.flush()
+        """Draw what is in no picture yet, flush, and report what could not be written."""
+        self._draw(self._heat_maps.unseen())
+        self._write_file()
         self.losses.report()
 
     def __enter__(self) -> TensorBoardWriter:

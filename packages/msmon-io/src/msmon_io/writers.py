@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
@@ -12,11 +10,8 @@ from typing import Protocol
 from attrs import frozen
 
 from msmon_io.csv_writer import CsvWriter
-from msmon_io.losses import Losses
 from msmon_io.memory_writer import MemoryWriter
 from msmon_io.table import Table
-
-logger = logging.getLogger("msmon_io")
 
 ENTRY_POINTS = "msmon_io.writers"
 """The entry-point group in which a package registers its writers: name -> `WriterFactory`."""
@@ -93,51 +88,3 @@ def open_writer(name: str, context: WriterContext) -> Writer:
         factory: WriterFactory = point.load()
         return factory(context)
     raise ValueError(f"format: {name!r} is not known; there are {', '.join(map(repr, writer_names()))}")
-
-
-class Writers:
-    """Several writers as one. One that fails does not keep the others from writing.
-
-    An exception is logged once for each writer, counted in its entry of `losses` and reported by `close`.
-
-    >>> memory = MemoryWriter()
-    >>> writers = Writers([("api", memory)])
-    >>> writers.write(Table(data_type="actv", step=0, names=[], vpp_stages=[], ops=["norm"], values=[]))
-    >>> writers.close()
-    """
-
-    def __init__(self, writers: Sequence[tuple[str, Writer]]) -> None:
-        self.writers = dict(writers)
-        self.losses = {name: Losses(part=name) for name in self.writers}
-
-    def write(self, table: Table) -> None:
-        """Hand the table to every writer."""
-        for name, writer in self.writers.items():
-            self._guard(name, len(table), partial(writer.write, table), f"step {table.step}")
-
-    def flush(self) -> None:
-        """Flush every writer."""
-        for name, writer in self.writers.items():
-            self._guard(name, 0, writer.flush, "flush")
-
-    def close(self) -> None:
-        """Close every writer, and report what failed."""
-        for name, writer in self.writers.items():
-            self._guard(name, 0, writer.close, "close")
-            self.losses[name].report()
-
-    def _guard(self, name: str, rows: int, call: Callable[[], None], what: str) -> None:
-        try:
-            call()
-        except Exception as error:
-            self.losses[name].add(rows, error, what)
-            logger.debug("the writer that failed", exc_info=True)
-
-
-def open_writers(names: Sequence[str], context: WriterContext) -> Writers:
-    """One writer for each format, as one.
-
-    Raises:
-        ValueError, ImportError: as `open_writer`.
-    """
-    return Writers([(name, open_writer(name, context)) for name in dict.fromkeys(names)])

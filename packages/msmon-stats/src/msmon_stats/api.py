@@ -32,7 +32,7 @@ def partial(tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str
             sparse tensor all elements, the implicit zeros too, of complex numbers the absolute value.
         eps: elements with `abs(x) < eps` count as zeros; a number, or a 0-d tensor on the same device.
         out: float64 `[8]` on the same device to write into.
-        kernel: force an implementation; None picks the fastest, see `msmon_stats.kernels`.
+        kernel: force an implementation; one of `msmon_stats.KERNELS`; None picks the fastest.
 
     Returns:
         float64 `[8]` on the tensor's device, in the order of `msmon_stats.FIELDS`. Sums are accumulated in

@@ -6,8 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from attrs import define, frozen
 from numpy.typing import NDArray
 
 import msmon_alert
@@ -23,13 +25,49 @@ LINES_A_STEP = 10
 """How many alerts of a step are logged; the rest are counted."""
 
 
+@frozen(kw_only=True, eq=False)
+class _Rows:
+    """Rows of one step in the order of execution, as the rules want to know them."""
+
+    given: Sequence[TensorRef]
+    order: NDArray[np.intp]
+    refs: list[TensorRef]
+    tags: list[str]
+    no_grad: NDArray[np.bool_]
+    discrete: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, given: Sequence[TensorRef], rank: int) -> _Rows:
+        order = np.argsort([ref.call_id for ref in given], kind="stable")
+        refs = [given[index] for index in order.tolist()]
+        return cls(
+            given=given,
+            order=order,
+            refs=refs,
+            tags=[tag(ref.vpp_stage, ref.name, ref.micro_step, rank, ref.data_type) for ref in refs],
+            no_grad=np.array([ref.is_input and not ref.requires_grad for ref in refs]),
+            discrete=np.array([_is_discrete(ref.dtype) for ref in refs]),
+        )
+
+
+@define
+class AlertHistory:
+    """What a training's alerts go on with when another configuration comes into force."""
+
+    is_begun: bool = False
+    """`anomaly.json` holds records of this training, to which later ones are added."""
+    rules: dict[str, Any] | None = None
+    """The histories of the rules, `msmon_alert.Monitor.state_dict()`."""
+
+
 class Alerts:
     """The rules of one rank.
 
     Args:
         config: the rules, and whether anomalies are written down.
         directory: where `anomaly.json` of this rank goes.
-        append: continue an existing file (resumed training).
+        history: what alerts of this training under another configuration have left; is kept up to date.
+        append: continue the file, and the histories, of another process (resumed training).
         state_file: where the rules' histories are kept; they are restored from it with `append`.
         on_failure: called with the name of a rule that raised and is off from then on, and with the reason.
     """
@@ -40,6 +78,7 @@ class Alerts:
         *,
         rank: int,
         directory: Path,
+        history: AlertHistory,
         append: bool,
         state_file: Path | None = None,
         pp_stage: int = 0,
@@ -49,6 +88,7 @@ class Alerts:
         self.count = 0
         """Tensors and steps in which a rule fired."""
         self._rank = rank
+        self._rows: dict[tuple[str, ...], _Rows] = {}
         self._pp_stage = pp_stage
         self._group_mates = list(group_mates) or [rank]
         rules = msmon_alert.rules_from_config(config.rule_dicts())
@@ -57,14 +97,19 @@ class Alerts:
         self._unwritten = 0
         self._state_file = state_file
         self._saved_at = time.monotonic()
+        self._history = history
         if config.dump:
-            self._open(directory, append)
-        if append and state_file is not None and state_file.exists():
+            self._open(directory, append or history.is_begun)
+        state, history.rules = history.rules, None
+        if state is not None:
+            self._monitor.load_state_dict(state)
+        elif append and state_file is not None and state_file.exists():
             self._restore(state_file)
 
     def _open(self, directory: Path, append: bool) -> None:
         try:
             self._file = msmon_alert.AnomalyFile(directory, append=append)
+            self._history.is_begun = True
         except (OSError, ValueError) as error:
             logger.error("anomalies are logged, but not written to %s: %s", directory, error)
 
@@ -81,21 +126,18 @@ class Alerts:
 
         Args:
             event: the step.
-            refs: one per row of `values`.
+            refs: one per row of `values`; the same object as in the step before where nothing else is in it.
             values: float64 `[n, len(stats)]`.
             stats: names of the columns.
         """
         if not refs:
             return
-        order = sorted(range(len(refs)), key=lambda index: refs[index].call_id)
-        rows = [refs[index] for index in order]
+        key = tuple(stats)
+        rows = self._rows.get(key)
+        if rows is None or rows.given is not refs:
+            rows = self._rows[key] = _Rows.of(refs, self._rank)
         alerts = self._monitor.observe(
-            event.step,
-            [tag(ref.vpp_stage, ref.name, ref.micro_step, self._rank, ref.data_type) for ref in rows],
-            stats,
-            values[order],
-            no_grad=np.array([ref.is_input and not ref.requires_grad for ref in rows]),
-            discrete=np.array([_is_discrete(ref.dtype) for ref in rows]),
+            event.step, rows.tags, stats, values[rows.order], no_grad=rows.no_grad, discrete=rows.discrete
         )
         self.count += len(alerts)
         for alert in alerts[:LINES_A_STEP]:
@@ -103,7 +145,7 @@ class Alerts:
         if len(alerts) > LINES_A_STEP:
             logger.warning("step %d: %d more anomalies", event.step, len(alerts) - LINES_A_STEP)
         if self._file is not None and alerts:
-            self._write([self._record(event, rows[alert.index], alert) for alert in alerts])
+            self._write([self._record(event, rows.refs[alert.index], alert) for alert in alerts])
         if time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
             self._save()
 
@@ -141,6 +183,7 @@ class Alerts:
     def close(self) -> None:
         """Nothing more will come: save the histories and report what could not be written."""
         self._save()
+        self._history.rules = self._monitor.state_dict()
         if self._file is not None:
             self._file.close()
         if self._unwritten:

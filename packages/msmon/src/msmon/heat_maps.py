@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from attrs import frozen
 from numpy.typing import NDArray
 
 from msmon_hooks import TensorRef
@@ -24,22 +23,9 @@ ROWS = -(-len(KINDS) * _COUNTS // 8)
 """Rows of 8 numbers that the counts of a parameter take in a step's transfer."""
 
 
-@frozen(kw_only=True, eq=False)
-class Histograms:
-    """The histograms of one step."""
-
-    tags: list[str]
-    """`{vpp_stage}:{name}` of each parameter."""
-    counts: NDArray[np.float64]
-    """`[parameters, 2, BINS]`: how many elements lie in each bin, the smallest first; the outermost bins hold what
-    lies beyond too."""
-    tables: list[Table]
-    """What is in no bin or lies infinitely far: `nans` and `infs` of update and ratio."""
-
-
 def histograms(
     step: int, refs: Sequence[TensorRef], handles: NDArray[np.intp], matrix: NDArray[np.float64]
-) -> Histograms:
+) -> list[tuple[Table, NDArray[np.float64]]]:
     """The histograms of a step.
 
     Args:
@@ -47,6 +33,10 @@ def histograms(
         refs: the parameters.
         handles: of each, the first of its `ROWS` rows.
         matrix: what the transfer brought, float64 `[n, 8]`.
+
+    Returns:
+        Of each of `KINDS` a table of what is in no bin or infinitely far (`nans`, `infs`), and how many elements lie
+        in each bin, `[parameters, BINS]`, the smallest first; the outermost bins hold what lies beyond too.
     """
     rows = handles[:, None] + np.arange(ROWS)
     numbers = matrix[rows].reshape(len(refs), ROWS * 8)[:, : len(KINDS) * _COUNTS].reshape(-1, len(KINDS), _COUNTS)
@@ -65,7 +55,7 @@ def histograms(
         )
         for index, kind in enumerate(KINDS)
     ]
-    return Histograms(tags=[f"{ref.vpp_stage}:{ref.name}" for ref in refs], counts=bins, tables=tables)
+    return list(zip(tables, np.moveaxis(bins, 1, 0), strict=True))
 
 
 @runtime_checkable
@@ -75,14 +65,5 @@ class PictureWriter(Protocol):
     def write(self, table: Table) -> None:
         """Take a table."""
 
-    def add_heat_map(self, step: int, *, tag: str, kind: str, counts: Sequence[float]) -> None:
-        """Take the newest column of a picture."""
-
-
-def draw(writer: PictureWriter, step: int, found: Histograms) -> None:
-    """Add a column to each parameter's pictures."""
-    for table in found.tables:
-        writer.write(table)
-    for tag, kinds in zip(found.tags, found.counts.tolist(), strict=True):
-        for kind, counts in zip(KINDS, kinds, strict=True):
-            writer.add_heat_map(step, tag=tag, kind=kind, counts=counts)
+    def add_heat_maps(self, table: Table, counts: NDArray[np.float64]) -> None:
+        """Take the newest columns of the pictures that are called like the rows of a table."""

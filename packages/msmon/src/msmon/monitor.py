@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msmon import config as configuration
+from msmon.alerts import AlertHistory
 from msmon.arguments import check_integer, check_optimizer, find_models
 from msmon.collector import Buffer, NoObserver
 from msmon.config import Config, DynamicSwitch, Period
@@ -18,7 +19,7 @@ from msmon.forks import leave_in_children
 from msmon.metrics_calls import MetricsCalls
 from msmon.outputs import check_output_dir, make_run_dir
 from msmon.requests import ends_program
-from msmon.session import Place, Session
+from msmon.session import Session, TrainingProcess
 from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
@@ -87,6 +88,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         self._clock = Clock(schedule=_NEVER)
         self._session: Session | None = None
         self._waiting: Config | None = None
+        self._alert_history = AlertHistory()
         self._starting = Guarded("the model")
         self._switching = Guarded("start and stop")
         self._asking_gradients, self._asking_activations = Guarded("current gradients"), Guarded("current activations")
@@ -154,6 +156,8 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         check_integer("start_iteration", start_iteration, 0)
         check_optimizer(optimizer, self.optimizer_methods)
         self.close()
+        # Another training: its anomalies join those of the one before, but no rule compares the two.
+        self._alert_history.rules = None
         self._starting, self._switching = Guarded("the model"), Guarded("start and stop")
         self._dp_group, self._tp_group = dp_group, tp_group
         # The script may have made the monitor before the process group.
@@ -239,7 +243,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         return make_run_dir(config, self._output_dir, self._rank) if self._monitored(config) else None
 
     def _new_session(self, config: Config, run_dir: Path | None) -> Session:
-        place = Place(
+        process = TrainingProcess(
             framework=self.framework,
             rank=self._rank,
             world_size=self._find_world_size(),
@@ -248,7 +252,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
             data=self._group_ranks(self._dp_group),
             tensor=self._group_ranks(self._tp_group),
         )
-        return Session(config, place, run_dir, self._make_buffer(), owner=self)
+        return Session(config, process, run_dir, self._make_buffer(), owner=self, history=self._alert_history)
 
     def _after_step(self, event: StepEnd) -> None:
         """A step is over: what is in force for the next one?"""
@@ -292,6 +296,8 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
                 self._attachment.reattach(request, session.collector, session.coverage)
                 session.begin(self._attachment)
             else:
+                # When collection starts again the tensors may have changed for good reasons.
+                self._alert_history.rules = None
                 self._clock.reschedule(_NEVER)
                 self._attachment.reattach(None, NoObserver(), Coverage())
         except Exception as error:

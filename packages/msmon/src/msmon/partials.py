@@ -1,107 +1,242 @@
-"""The sufficient statistics of a step, written where a rank holds only a part of a tensor: so that merging is exact."""
+"""The sufficient statistics of a step, written where a rank holds only a part of a tensor: so that merging is exact.
+
+A file, `partials/steps_0-4.bin`, covers steps as CSV files do. It is a sequence of blocks: a line of JSON, then as many
+bytes as its `bytes` says. The block of a step holds its numbers; before it, once, comes the block of the tensors that
+these belong to. A kill cuts the last block, and the ones before it are read all the same.
+"""
 
 from __future__ import annotations
 
-import io
+import json
+import os
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
-from attrs import frozen
+from attrs import asdict, fields_dict, frozen
 from numpy.typing import NDArray
 
 import msmon_io
 from msmon_hooks import TensorRef
+from msmon_stats import FIELDS
 
 FOLDER = "partials"
-SCHEMA = 1
+SCHEMA = 2
+_LONGEST_LINE = 4096
+_NUMBER = np.dtype("<f8")
+
+
+@frozen(kw_only=True)
+class Tensors:
+    """Which tensor each row is of; a list has one entry a row."""
+
+    data_type: list[str]
+    vpp_stage: list[int]
+    name: list[str]
+    micro_step: list[int]
+    """-1 where a tensor exists once a step."""
+    dtype: list[str]
+
+    @classmethod
+    def of(cls, refs: Sequence[TensorRef]) -> Tensors:
+        """Those that were read."""
+        return cls(
+            data_type=[ref.data_type for ref in refs],
+            vpp_stage=[ref.vpp_stage for ref in refs],
+            name=[ref.name for ref in refs],
+            micro_step=[-1 if ref.micro_step is None else ref.micro_step for ref in refs],
+            dtype=[ref.dtype for ref in refs],
+        )
 
 
 @frozen(kw_only=True, eq=False)
 class Partials:
     """The rows of one rank and step."""
 
-    data_types: list[str]
-    vpp_stages: list[int]
-    names: list[str]
-    micro_steps: list[int]
-    """-1 where a tensor exists once a step."""
-    dtypes: list[str]
+    tensors: Tensors
     matrix: NDArray[np.float64]
     """float64 `[rows, 8]`, columns `msmon_stats.FIELDS`."""
 
 
-def partials_path(run_dir: Path, step: int) -> Path:
-    """The file of a step."""
-    return run_dir / FOLDER / f"step_{step}.npz"
-
-
 class PartialsWriter:
-    """Writes `partials/step_<n>.npz` into a run directory; a step without sharded tensors has no file."""
+    """Writes the statistics of sharded tensors into a run directory; where there are none there is no file.
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    Args:
+        run_dir: the run directory.
+        step_count_per_record: steps in one file.
+    """
+
+    def __init__(self, run_dir: Path, *, step_count_per_record: int) -> None:
         self.losses = msmon_io.Losses(part="partials")
+        self._run_dir = Path(os.path.realpath(run_dir))
+        self._step_count = step_count_per_record
+        self._refs: Sequence[TensorRef] = ()
+        self._sharded = np.zeros(0, np.intp)
+        self._known: list[TensorRef] = []
+        self._tensors = b""
+        self._path: Path | None = None
+        self._named = b""
+        """The last block of tensors in the file."""
+        self._end = 0
+        """Where the next block goes."""
 
     def write(self, step: int, refs: Sequence[TensorRef], matrix: NDArray[np.float64]) -> None:
-        """Write the rows whose tensor is sharded; what cannot be written is logged once and counted."""
-        chosen = [index for index, ref in enumerate(refs) if ref.shard is not None]
-        if not chosen:
+        """Write the rows whose tensor is sharded; what cannot be written is logged once and counted.
+
+        Args:
+            step: number of the step.
+            refs: one a row; the same object as in the step before where nothing else is in it.
+            matrix: float64 `[rows, 8]`.
+        """
+        if refs is not self._refs:
+            self._refs = refs
+            self._sharded = np.flatnonzero([ref.shard is not None for ref in refs])
+            known = [refs[index] for index in self._sharded.tolist()]
+            # Others may differ at every step, such as activations of any length.
+            if known != self._known:
+                self._known = known
+                columns = json.dumps(asdict(Tensors.of(known), recurse=False))
+                self._tensors = _block({"schema": SCHEMA}, zlib.compress(columns.encode(), 1))
+        if not len(self._sharded):
             return
-        rows = [refs[index] for index in chosen]
-        file = io.BytesIO()
-        np.savez_compressed(
-            file,
-            schema=np.array(SCHEMA),
-            data_type=np.array([ref.data_type for ref in rows]),
-            vpp_stage=np.array([ref.vpp_stage for ref in rows]),
-            name=np.array([ref.name for ref in rows]),
-            micro_step=np.array([-1 if ref.micro_step is None else ref.micro_step for ref in rows]),
-            dtype=np.array([ref.dtype for ref in rows]),
-            partials=matrix[chosen],
-        )
-        path = partials_path(self._run_dir, step)
+        first = step - step % self._step_count
+        path = self._run_dir / FOLDER / f"steps_{first}-{first + self._step_count - 1}.bin"
         try:
-            msmon_io.write_bytes(path, file.getvalue(), root=self._run_dir)
-        except OSError as error:
-            self.losses.add(len(rows), error, str(path))
+            self._append(path, step, matrix[self._sharded])
+        except (OSError, ValueError) as error:
+            self.losses.add(len(self._sharded), error, str(path))
+
+    def _append(self, path: Path, step: int, rows: NDArray[np.float64]) -> None:
+        if path != self._path or not path.exists():
+            self._path, self._named, self._end = None, b"", _end_of_blocks(path)
+        # Counts of NaN and Inf are nearly always 0. Not -0.0.
+        kept = np.flatnonzero(rows.view(np.int64).any(axis=0))
+        data = _block(
+            {"step": step, "fields": [FIELDS[column] for column in kept]}, rows[:, kept].astype(_NUMBER).tobytes()
+        )
+        if self._named is not self._tensors:
+            data = self._tensors + data
+        msmon_io.append_bytes(path, data, root=self._run_dir, after=self._end)
+        self._path, self._named, self._end = path, self._tensors, self._end + len(data)
 
     def close(self) -> None:
         """Report what could not be written."""
         self.losses.report()
 
 
-def read_partials(run_dir: Path, step: int) -> Partials | None:
-    """The rows of a step, or None where the rank wrote none.
+def _block(head: dict[str, Any], body: bytes) -> bytes:
+    return json.dumps({**head, "bytes": len(body)}).encode() + b"\n" + body
+
+
+def _blocks(file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
+    """The head of each block and where its body begins, up to one that is cut."""
+    size = os.fstat(file.fileno()).st_size
+    while line := file.readline(_LONGEST_LINE):
+        if not line.endswith(b"\n") and file.tell() == size and line.startswith(b"{"):
+            return
+        head, body = json.loads(line), file.tell()
+        end = body + head["bytes"]
+        if end < body:
+            raise ValueError(f"a block of {head['bytes']} bytes")
+        if end > size:
+            return
+        yield head, body
+        file.seek(end)
+
+
+def _end_of_blocks(path: Path) -> int:
+    """How many bytes of a file of an earlier process are whole blocks; 0 if there is none."""
+    try:
+        with path.open("rb") as file:
+            return max((body + head["bytes"] for head, body in _blocks(file)), default=0)
+    except FileNotFoundError:
+        return 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged, nothing is added to it: {error}") from error
+
+
+@frozen(kw_only=True, eq=False)
+class _Stored:
+    """Where the numbers of a step are."""
+
+    path: Path
+    head: dict[str, Any]
+    body: int
+    tensors: Tensors
+
+
+class PartialsReader:
+    """Reads what one rank stored, a step at a time.
+
+    Of a step that a resumed training did again, the later rows count.
 
     Raises:
-        ValueError: the file is no such file, or one of a later version; the message names it.
+        ValueError: a file is no such file, or one of a later version; the message names it.
         OSError: it cannot be read.
     """
-    path = partials_path(run_dir, step)
+
+    def __init__(self, run_dir: Path) -> None:
+        self._stored: dict[int, _Stored] = {}
+        self._known: dict[bytes, Tensors] = {}
+        # Schema 1: a file a step.
+        old = (run_dir / FOLDER).glob("step_*.npz")
+        self._old = {int(path.stem[5:]): path for path in old if path.stem[5:].isdecimal()}
+        for path in sorted((run_dir / FOLDER).glob("steps_*.bin")):
+            try:
+                self._find(path)
+            except (ValueError, KeyError, TypeError, zlib.error) as error:
+                raise ValueError(f"{path} is damaged: {error}") from error
+
+    def _find(self, path: Path) -> None:
+        tensors: Tensors | None = None
+        with path.open("rb") as file:
+            for head, body in _blocks(file):
+                if "step" not in head:
+                    if head["schema"] != SCHEMA:
+                        raise ValueError(f"its schema is {head['schema']}, this version of msmon reads {SCHEMA}")
+                    text = file.read(head["bytes"])
+                    if text not in self._known:
+                        self._known[text] = Tensors(**json.loads(zlib.decompress(text)))
+                    tensors = self._known[text]
+                elif tensors is None:
+                    raise ValueError(f"the tensors of step {head['step']} are missing")
+                else:
+                    self._stored[int(head["step"])] = _Stored(path=path, head=head, body=body, tensors=tensors)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that the rank wrote, in order."""
+        return sorted({*self._stored, *self._old})
+
+    def read(self, step: int) -> Partials | None:
+        """The rows of a step, or None where the rank wrote none.
+
+        Raises:
+            ValueError: the file is damaged; the message names it.
+            OSError: it cannot be read.
+        """
+        stored = self._stored.get(step)
+        if stored is None:
+            return _read_npz(self._old[step]) if step in self._old else None
+        with stored.path.open("rb") as file:
+            file.seek(stored.body)
+            body = file.read(stored.head["bytes"])
+        matrix = np.zeros((len(stored.tensors.name), len(FIELDS)))
+        try:
+            columns = [FIELDS.index(field) for field in stored.head["fields"]]
+            matrix[:, columns] = np.frombuffer(body, _NUMBER).reshape(len(matrix), len(columns))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{stored.path} is damaged in step {step}: {error}") from error
+        return Partials(tensors=stored.tensors, matrix=matrix)
+
+
+def _read_npz(path: Path) -> Partials:
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        found = int(arrays["schema"])
-    except FileNotFoundError:
-        return None
+            tensors = Tensors(**{field: file[field].tolist() for field in fields_dict(Tensors)})
+            return Partials(tensors=tensors, matrix=file["partials"])
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    if found != SCHEMA:
-        raise ValueError(f"{path}: its schema is {found}, this version of msmon reads {SCHEMA}")
-    return Partials(
-        data_types=arrays["data_type"].tolist(),
-        vpp_stages=arrays["vpp_stage"].tolist(),
-        names=arrays["name"].tolist(),
-        micro_steps=arrays["micro_step"].tolist(),
-        dtypes=arrays["dtype"].tolist(),
-        matrix=arrays["partials"],
-    )
-
-
-def steps_with_partials(run_dir: Path) -> list[int]:
-    """The steps that a rank wrote, in order."""
-    names = [path.stem.removeprefix("step_") for path in (run_dir / FOLDER).glob("step_*.npz")]
-    return sorted(int(name) for name in names if name.isdecimal())

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 import msmon_io
 from msmon.alerts import Alerts
 from msmon.collector import CollectedStep
-from msmon.heat_maps import PictureWriter, draw, histograms
+from msmon.config import Config
+from msmon.heat_maps import PictureWriter, histograms
 from msmon.outputs import JsonFile
 from msmon.partials import PartialsWriter
-from msmon.tables import StepRows, step_rows, tables
+from msmon.rows import Layout, RowReader, StepRows
 from msmon_hooks import ADAM_HISTOGRAM, Coverage, Guarded
 from msmon_io import Table, Writer
 
@@ -37,7 +38,7 @@ class Pipeline:
         self,
         *,
         rank: int,
-        ops: Sequence[str],
+        config: Config,
         writers: Sequence[Writer],
         alerts: Alerts | None,
         coverage: Coverage,
@@ -50,15 +51,18 @@ class Pipeline:
         self.run_dir = run_dir
         self.run_info = run_info
         """The content of `run.json`; written again when the first step has shown the activations."""
-        self._ops = tuple(ops)
+        self._reader = RowReader(config.ops)
+        self._layout: Layout | None = None
         self._outputs = [(writer, self._part(f"output by {type(writer).__name__}")) for writer in writers]
-        self._partials = None if run_dir is None else PartialsWriter(run_dir)
+        self._partials = None
+        if run_dir is not None:
+            self._partials = PartialsWriter(run_dir, step_count_per_record=config.step_count_per_record)
         self._partials_part = self._part("partials")
         self._alerts = alerts
         self._alerting = self._part("alerts")
         self._drawing = self._part("histograms")
         self._finishing = self._part("closing line")
-        self._background = msmon_io.Background(depth=1)
+        self._background = msmon_io.Background()
         self._run_file = JsonFile(run_dir, "run.json")
         self._coverage_file = JsonFile(run_dir, "coverage.json")
         self._coverage_part = self._part("coverage.json")
@@ -100,41 +104,48 @@ class Pipeline:
         matrix = collected.transfer.matrix()
         if event.skip_handle >= 0 and matrix[event.skip_handle, 0] > 0:
             self.coverage.skipped_step(event.step)
-        rows = step_rows(collected.refs, collected.handles, matrix, self._ops)
-        for ref, reason in rows.left_out:
-            key = ref.data_type, ref.vpp_stage, ref.name
-            if key not in self._left_out:
-                self._left_out.add(key)
-                self.coverage.explain(ref.data_type, ref.name, reason, stage=ref.vpp_stage)
-        made = [table for group in rows.groups for table in tables(event.step, group)]
-        for table in made:
-            self.coverage.saw(table.data_type, table.names, table.vpp_stages)
+        rows = self._reader.read(collected.refs, collected.handles, matrix)
+        made = rows.tables(event.step)
+        if rows.layout is not self._layout:
+            self._cover(rows.layout, made)
         if self._alerts is not None:
-            for group in rows.groups:
-                self._alerting.run(self._alerts.observe, event, group.refs, group.values, group.stats)
-        if rows.histograms:
+            for row_set, values in rows.row_sets:
+                self._alerting.run(self._alerts.observe, event, row_set.refs, values, row_set.stats)
+        if rows.layout.histograms:
             self._drawing.run(self._draw, event.step, rows, matrix)
         for writer, part in self._outputs:
             for table in made:
                 part.run(writer.write, table)
             part.run(writer.flush)
         if self._partials is not None:
-            self._partials_part.run(self._partials.write, event.step, rows.groups[0].refs, rows.partials)
+            self._partials_part.run(self._partials.write, event.step, rows.layout.statistics.refs, rows.partials)
         self._latest = {table.data_type: table for table in made}
         self._steps += 1
         if time.monotonic() - self._coverage_written > SECONDS_BETWEEN_COVERAGE:
             self._coverage_written = time.monotonic()
             self._coverage_part.run(self._write_coverage)
 
+    def _cover(self, layout: Layout, tables: Sequence[Table]) -> None:
+        for ref, reason in layout.left_out:
+            key = ref.data_type, ref.vpp_stage, ref.name
+            if key not in self._left_out:
+                self._left_out.add(key)
+                self.coverage.explain(ref.data_type, ref.name, reason, stage=ref.vpp_stage)
+        for table in tables:
+            self.coverage.saw(table.data_type, table.names, table.vpp_stages)
+        self._layout = layout
+
     def _write_coverage(self) -> None:
         self._coverage_file.write(self.coverage.to_dict())
 
     def _draw(self, step: int, rows: StepRows, matrix: NDArray[np.float64]) -> None:
-        found = histograms(step, rows.histograms, rows.histogram_handles, matrix)
+        drawn = rows.layout.histograms
+        found = histograms(step, drawn, rows.histogram_handles, matrix)
         for writer, part in self._outputs:
             if isinstance(writer, PictureWriter):
-                part.run(draw, writer, step, found)
-        drawn = rows.histograms
+                for table, counts in found:
+                    part.run(writer.write, table)
+                    part.run(writer.add_heat_maps, table, counts)
         self.coverage.saw(ADAM_HISTOGRAM, [ref.name for ref in drawn], [ref.vpp_stage for ref in drawn])
 
     def finish(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from msmon.alerts import Alerts
+from msmon.alerts import AlertHistory, Alerts
 from msmon.collector import Buffer, Collector
 from msmon.config import Config
 from msmon.first_step import write_stacks, write_structure
@@ -24,7 +24,7 @@ logger = logging.getLogger("msmon")
 
 
 @frozen(kw_only=True)
-class Place:
+class TrainingProcess:
     """This process among all that train."""
 
     framework: str
@@ -51,24 +51,33 @@ class Session:
 
     Args:
         config: the configuration.
-        place: this process.
+        process: this process.
         run_dir: where files go, or None.
         buffer: of the framework's statistics.
         owner: is kept alive by the hooks; when it is gone, the session finishes.
+        history: what the alerts of sessions before have left.
     """
 
-    def __init__(self, config: Config, place: Place, run_dir: Path | None, buffer: Buffer, owner: object) -> None:
+    def __init__(
+        self,
+        config: Config,
+        process: TrainingProcess,
+        run_dir: Path | None,
+        buffer: Buffer,
+        owner: object,
+        history: AlertHistory,
+    ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.coverage = Coverage()
-        self._place = place
-        info = run_info(config, framework=place.framework, rank=place.rank, world_size=place.world_size)
-        info |= {"pp_stage": place.pp_stage, "parallel": place.parallel()}
+        self._process = process
+        info = run_info(config, framework=process.framework, rank=process.rank, world_size=process.world_size)
+        info |= {"pp_stage": process.pp_stage, "parallel": process.parallel()}
         self.pipeline = Pipeline(
-            rank=place.rank,
-            ops=config.ops,
-            writers=make_writers(config, run_dir, place.rank, self.coverage.switched_off),
-            alerts=self._make_alerts(),
+            rank=process.rank,
+            config=config,
+            writers=make_writers(config, run_dir, process.rank, self.coverage.switched_off),
+            alerts=self._make_alerts(history),
             coverage=self.coverage,
             run_dir=run_dir,
             run_info=info,
@@ -98,23 +107,24 @@ class Session:
         self.config = config
         self.pipeline.run_info["config"] = config.to_dict()
 
-    def _make_alerts(self) -> Alerts | None:
-        config, place = self.config, self._place
+    def _make_alerts(self, history: AlertHistory) -> Alerts | None:
+        config, process = self.config, self._process
         if not config.alert.rules:
             return None
         return Alerts(
             config.alert,
-            rank=place.rank,
-            directory=place.output_dir / "anomaly_detected" / f"rank{place.rank}",
+            rank=process.rank,
+            directory=process.output_dir / "anomaly_detected" / f"rank{process.rank}",
+            history=history,
             append=bool(config.append_output),
             state_file=None if self.run_dir is None else self.run_dir / "alert_state.npz",
-            pp_stage=place.pp_stage,
-            group_mates=place.pipeline,
+            pp_stage=process.pp_stage,
+            group_mates=process.pipeline,
             on_failure=self.coverage.switched_off,
         )
 
     def _on_structure(self, document: dict[str, Any]) -> None:
-        write_structure(self._place.output_dir, self._place.rank, document)
+        write_structure(self._process.output_dir, self._process.rank, document)
 
     def _on_stacks(self, stacks: dict[str, str]) -> None:
         if self.run_dir is not None:

@@ -7,7 +7,8 @@ from typing import Any
 import msmon_io
 from msmon.collector import Collector
 from msmon.config import Config
-from msmon.tables import number_ops, step_rows, tables
+from msmon.rows import RowReader
+from msmon.tables import number_ops
 from msmon_io import TEXT_OPS, tag
 from msmon_stats import finalize
 
@@ -59,11 +60,10 @@ def _so_far(collector: Collector, data_type: str, config: Config, rank: int) -> 
     """The rows of one data type that were recorded in the step in flight."""
     refs, handles, matrix = collector.so_far()
     chosen = [index for index, ref in enumerate(refs) if ref.data_type == data_type]
-    rows = step_rows([refs[index] for index in chosen], handles[chosen], matrix, config.ops)
+    rows = RowReader(config.ops).read(tuple(refs[index] for index in chosen), handles[chosen], matrix)
     memory = msmon_io.MemoryWriter(rank=rank)
-    for group in rows.groups:
-        for table in tables(0, group):
-            memory.write(table)
+    for table in rows.tables(0):
+        memory.write(table)
     return memory.metrics(data_type)
 
 

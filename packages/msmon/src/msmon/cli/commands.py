@@ -1,6 +1,7 @@
 """The commands: names, one line each, and where they are found."""
 
 import argparse
+import sys
 from importlib import import_module
 
 from attrs import frozen
@@ -15,13 +16,14 @@ class Command:
     """
 
     name: str
+    """Also of its module in `msmon.cli`, which is imported when the command is used, not before."""
     summary: str
-    module: str
-    """Imported when the command is used, not before."""
     own_parser: bool = False
+    reads_runs: bool = False
+    """Whether it needs `msmon.reading`; a run that cannot be read is then told, with the status 2."""
 
     def run(self, parser_class: type[argparse.ArgumentParser], words: list[str]) -> int:
-        module = import_module(self.module)
+        module = import_module(f"msmon.cli.{self.name}")
         if self.own_parser:
             return int(module.main(words))
         parser = parser_class(
@@ -31,24 +33,33 @@ class Command:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(parser)
-        return int(module.run(parser.parse_args(words)))
+        args = parser.parse_args(words)
+        if not self.reads_runs:
+            return int(module.run(args))
+        try:
+            from msmon.reading import UnusableRun
+        except ImportError as error:
+            return self._fail(error)
+        try:
+            return int(module.run(args))
+        except UnusableRun as error:
+            return self._fail(error)
+
+    def _fail(self, error: Exception) -> int:
+        print(f"msmon {self.name}: {error}", file=sys.stderr)
+        return 2
 
 
 _ALL = (
-    Command(name="demo", summary="train a small model with a fault, and see it found", module="msmon.cli.demo"),
-    Command(name="check", summary="validate a configuration, print what it would monitor", module="msmon.cli.check"),
-    Command(
-        name="anomalies",
-        summary="the first anomalies of all ranks, earliest first",
-        module="msmon_alert.cli",
-        own_parser=True,
-    ),
-    Command(name="show", summary="a run's summary in the terminal", module="msmon.cli.show"),
-    Command(name="report", summary="a run as one self-contained page", module="msmon.cli.report"),
-    Command(name="diff", summary="the first step and tensor at which two runs differ", module="msmon.cli.diff"),
-    Command(name="merge", summary="local parts of all ranks to whole tensors", module="msmon.cli.merge"),
-    Command(name="csv2tb", summary="CSV files to TensorBoard, many processes", module="msmon.cli.csv2tb"),
-    Command(name="convert", summary="CSV files to Parquet", module="msmon.cli.convert"),
+    Command(name="demo", summary="train a small model with a fault, and see it found"),
+    Command(name="check", summary="validate a configuration, print what it would monitor"),
+    Command(name="anomalies", summary="the first anomalies of all ranks, earliest first", own_parser=True),
+    Command(name="show", summary="a run's summary in the terminal", reads_runs=True),
+    Command(name="report", summary="a run as one self-contained page", reads_runs=True),
+    Command(name="diff", summary="the first step and tensor at which two runs differ", reads_runs=True),
+    Command(name="merge", summary="local shards of all ranks to whole tensors", reads_runs=True),
+    Command(name="csv2tb", summary="CSV files to TensorBoard, many processes"),
+    Command(name="convert", summary="CSV files to Parquet"),
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import msmon_alert.cli
+from msmon.cli import anomalies
 from msmon.cli.loss_curve import loss_curve
 from msmon.config import output_dir
 
@@ -81,11 +81,11 @@ def run(args: argparse.Namespace) -> int:
             f"\ninjected: step {fault.step}, layer {fault.layer}: its weight was multiplied by {fault.factor:g}"
         )
     console.print("found:\n")
-    anomalies = args.output / "anomaly_detected"
-    status = msmon_alert.cli.main(["-d", str(anomalies), "-k", "5"])
+    found_in = args.output / "anomaly_detected"
+    status = anomalies.main(["-d", str(found_in), "-k", "5"])
     directory = shlex.quote(str(args.output))
     console.print(f"\nthe statistics of every tensor are in {args.output}/*-rank0-*/*.csv", soft_wrap=True)
-    console.print(f"next: msmon anomalies -d {shlex.quote(str(anomalies))} -k 1", soft_wrap=True)
+    console.print(f"next: msmon anomalies -d {shlex.quote(str(found_in))} -k 1", soft_wrap=True)
     console.print(f"      msmon report {directory} -o report.html", soft_wrap=True)
     return status
 

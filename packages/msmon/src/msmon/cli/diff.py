@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from msmon.cli.reading import console, fail, number, progress, table, text
+from msmon.cli.reading import console, number, status_line, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,15 +71,13 @@ _tolerance.__name__ = "number >= 0"
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from msmon.reading import UnusableRun
-        from msmon.reading.diff import diff_runs, read_rules, write_diff_page
-    except ImportError as error:
-        return fail("diff", error)
+    from msmon.reading import UnusableRun
+    from msmon.reading.diff import diff_runs, read_rules, write_diff_page
+
     size = None
     try:
         rules = read_rules(args.map) if args.map else None
-        with progress("comparing") as tell:
+        with status_line("comparing") as tell:
             options = {
                 "rtol": args.rtol,
                 "atol": args.atol,
@@ -92,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
                 size = written.size
             else:
                 result = diff_runs(args.run_a, args.run_b, **options)
-    except (UnusableRun, OSError) as error:
-        return fail("diff", error)
+    except OSError as error:
+        raise UnusableRun(str(error)) from error
     out = console()
     _print_result(out, result)
     if size is not None:

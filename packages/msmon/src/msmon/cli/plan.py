@@ -2,30 +2,28 @@
 
 from collections.abc import Iterable, Iterator
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from msmon.cli.reading import console, text
 from msmon.config import Config, dynamic_mode, output_dir
-from msmon.config.problems import printable
 
 _MOST_LISTED = 20
 
 
 def print_plan(config: Config) -> None:
-    # Piped into a file or a pager there is no terminal whose width could be asked.
-    console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=120)
-    console.print(Text.assemble((config.source, "bold"), ": valid"), soft_wrap=True)
+    out = console()
+    out.print(Text.assemble((config.source, "bold"), ": valid"), soft_wrap=True)
     for warning in config.warnings:
-        console.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
+        out.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
     for title, rows in (("Monitored", _monitored(config)), ("When and where", _conditions(config))):
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
-        for name, text in rows:
-            table.add_row(Text(name), Text(printable(text)))
-        console.print()
-        console.print(table)
+        for name, what in rows:
+            table.add_row(Text(name), text(what))
+        out.print()
+        out.print(table)
 
 
 def _monitored(config: Config) -> Iterator[tuple[str, str]]:
@@ -44,6 +42,7 @@ def _data_types(config: Config) -> Iterator[tuple[str, str]]:
         yield "grad_reduced", f"gradients of {_parameters(config)} as the optimizer consumes them"
     if config.mv_distribution:
         yield "exp_avg, exp_avg_sq", f"optimizer moments of {_parameters(config)}"
+        yield "state", f"what else the optimizer keeps of {_parameters(config)}"
     if config.param_distribution:
         yield "param_origin, param_updated", f"{_parameters(config)} before and after the optimizer step"
     if config.mg_direction:

@@ -1,12 +1,13 @@
 """What the commands that read a run have in common."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from msmon_alert import printable
 
 
 def console() -> Console:
@@ -15,7 +16,7 @@ def console() -> Console:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[str], None]]:
+def status_line(what: str) -> Iterator[Callable[[str], None]]:
     """A line on the terminal that says what is being read, and disappears; nothing where there is no terminal."""
     errors = Console(stderr=True, highlight=False)
     if not errors.is_terminal:
@@ -25,16 +26,9 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(f"{what}: {text}")
 
 
-def fail(command: str, error: object) -> int:
-    """Say on the error stream what is wrong with the input; returns exit status 2."""
-    print(f"msmon {command}: {error}", file=sys.stderr)
-    return 2
-
-
 def text(value: object, style: str = "") -> Text:
     """Text as it is: no markup, and nothing that a terminal would obey, whatever a module is called."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(value))
-    return Text(shown, style=style, overflow="fold")
+    return Text(printable(str(value)), style=style, overflow="fold")
 
 
 def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -9,7 +9,7 @@ import re
 import webbrowser
 from pathlib import Path
 
-from msmon.cli.reading import console, fail, progress, text
+from msmon.cli.reading import console, status_line, text
 
 EPILOG = """\
 examples:
@@ -31,17 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from msmon.reading import UnusableRun, write_report
+
     try:
-        from msmon.reading import UnusableRun, write_report
-    except ImportError as error:
-        return fail("report", error)
-    try:
-        with progress("reading") as tell:
+        with status_line("reading") as tell:
             written = write_report(args.run, args.output, tensors=args.tensors, progress=tell)
-    except UnusableRun as error:
-        return fail("report", error)
     except re.error as error:
-        return fail("report", f"--tensors {args.tensors!r} is no regular expression: {error}")
+        raise UnusableRun(f"--tensors {args.tensors!r} is no regular expression: {error}") from error
     out = console()
     out.print(text(f"{args.output}: {written.size / 1e6:.1f} MB"), soft_wrap=True)
     for sentence in written.thinned:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from msmon.cli.reading import console, fail, number, progress, table, text
+from msmon.cli.reading import console, number, status_line, table, text
 
 if TYPE_CHECKING:
     from msmon.reading.summary import Summary
@@ -34,16 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from msmon.reading import UnusableRun
-        from msmon.reading.summary import summarize
-    except ImportError as error:
-        return fail("show", error)
-    try:
-        with progress("reading") as tell:
-            summary = summarize(args.run, progress=tell)
-    except UnusableRun as error:
-        return fail("show", error)
+    from msmon.reading.summary import summarize
+
+    with status_line("reading") as tell:
+        summary = summarize(args.run, progress=tell)
     out = console()
     for part in (_head, _types, _peaks, _anomalies, _coverage):
         part(out, summary)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from attrs import frozen
 
-from msmon.config.atomic import replace_file
 from msmon.config.json_text import parse_object, value_span
 from msmon.config.problems import ConfigError
 from msmon.config.reading import Stamp, path_name, read_file
+from msmon_io import replace_file
 
 _COARSE_CLOCK_SECONDS = 2.0
 _KEY = "dynamic_on"

@@ -6,6 +6,8 @@ import re
 import reprlib
 from collections.abc import Iterable
 
+from msmon_alert import printable
+
 _PLAIN_KEY = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 _SHOWN_CHARACTERS = 80
 _LISTED_PROBLEMS = 100
@@ -70,11 +72,6 @@ def shown(value: object) -> str:
         text = reprlib.repr(value)
     text = printable(text[:200])
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
-
-
-def printable(text: str) -> str:
-    """`text` with escapes for what would break a log or that a terminal would obey: line ends, lone surrogates, ..."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def kind(value: object) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from msmon.config.atomic import replace_file
 from msmon.config.json_text import parse_object
 from msmon.config.problems import ConfigError
 from msmon.config.reading import read_file
+from msmon_io import replace_file
 
 SUFFIX = ".msmon-start"
 _SCHEMA = 1

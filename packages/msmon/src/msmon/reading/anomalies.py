@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +69,25 @@ class Anomalies:
     """Data type -> tensors and steps, at most `MARKED` in all, the first in the files."""
 
 
-def read_anomalies(directory: Path, notes: list[str]) -> Anomalies:
+def read_anomalies(directory: Path, notes: list[str], only: Collection[int] | None = None) -> Anomalies:
     """Read `anomaly_detected/rank*/anomaly.json` under an output directory, or beside a run directory.
 
     A damaged file is read up to the damage, and `notes` says so.
+
+    Args:
+        only: ranks; the files of others are of another launch.
     """
     first = FirstRecords(KEPT)
     steps: dict[int, dict[str, set[tuple[str, TensorKey]]]] = {}
     ranks: dict[int, set[int]] = {}
     marks: dict[str, set[tuple[TensorKey, int]]] = {}
     total = marked = 0
-    for path in _files(directory):
+    files = _files(directory)
+    own = [path for path in files if only is None or path.parent.name in {f"rank{rank}" for rank in only}]
+    if len(own) < len(files):
+        others = ", ".join(path.parent.name for path in files if path not in own)
+        notes.append(f"the anomalies of {others} are left out: another launch wrote them")
+    for path in own:
         try:
             for key, record in RecordReader(path):
                 try:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msmon.reading.index import Index, Ints, RowNumbers, TensorKey
-from msmon.reading.pieces import KEYS, Piece
+from msmon.reading.row_files import KEYS, RowFile
 from msmon.reading.run import RankRun
 from msmon.reading.statistics import Floats
 
@@ -48,34 +48,40 @@ def read_blocks(
         cells: how many values a block holds at most, if `multiple` allows.
     """
     numbering = RowNumbers(index.rows, rank, rename=rename)
-    pieces = rank.pieces.get(index.data_type, ())
     rows = len(index.rows)
     length = max(cells // max(rows * len(index.stats), 1) // multiple, 1) * multiple
     loaded = _Loaded((*KEYS, *index.stats))
     for first in range(0, len(index.steps), length):
-        steps = index.steps[first : first + length]
-        shape = (len(index.stats), len(steps), rows)
-        block = Block(first=first, values=np.full(shape, np.nan), present=np.zeros(shape, dtype=np.bool_))
-        for piece in pieces:
-            if piece.first_step <= steps[-1] and piece.last_step >= steps[0]:
-                _fill(block, loaded.table(piece), steps, index.stats, numbering)
-        if "nans" in index.stats:
-            # The older tool writes a row of nan for a tensor that does not exist; a count is never NaN.
-            block.present[:, np.isnan(block.values[index.stats.index("nans")])] = False
-        yield block
+        # Not kept here while the block is looked at: of many ranks side by side this would be many blocks.
+        yield _block(rank.files.get(index.data_type, ()), index, first, length, loaded, numbering)
+
+
+def _block(
+    files: Sequence[RowFile], index: Index, first: int, length: int, loaded: _Loaded, numbering: RowNumbers
+) -> Block:
+    steps = index.steps[first : first + length]
+    shape = (len(index.stats), len(steps), len(index.rows))
+    block = Block(first=first, values=np.full(shape, np.nan), present=np.zeros(shape, dtype=np.bool_))
+    for file in files:
+        if file.first_step <= steps[-1] and file.last_step >= steps[0]:
+            _fill(block, loaded.table(file), steps, index.stats, numbering)
+    if "nans" in index.stats:
+        # The older tool writes a row of nan for a tensor that does not exist; a count is never NaN.
+        block.present[:, np.isnan(block.values[index.stats.index("nans")])] = False
+    return block
 
 
 class _Loaded:
-    """Keeps the last table: a piece may reach over the end of a block."""
+    """Keeps the last table: a file may reach over the end of a block."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
-        self._piece: Piece | None = None
+        self._file: RowFile | None = None
         self._table: Any = None
 
-    def table(self, piece: Piece) -> Any:
-        if piece is not self._piece:
-            self._piece, self._table = piece, piece.load(self._columns)[0]
+    def table(self, file: RowFile) -> Any:
+        if file is not self._file:
+            self._file, self._table = file, file.load(self._columns)
         return self._table
 
 

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from msmon.reading.pieces import KEYS
+from msmon.reading.row_files import KEYS
 from msmon.reading.run import RankRun, Run
 
 Ints = npt.NDArray[np.int64]
@@ -85,10 +85,8 @@ def build_index(
     steps: set[int] = set()
     for rank in run.ranks.values():
         numbering = RowNumbers(rows, rank, rename=rename, keep=keep, grow=True)
-        for piece in rank.pieces.get(data_type, ()):
-            table, notes = piece.load(KEYS)
-            for text in notes:
-                run.note(text)
+        for file in rank.files.get(data_type, ()):
+            table = file.load(KEYS, run.note)
             if table.num_rows:
                 numbering.of(table)
                 step = table["step"].to_numpy()
@@ -130,14 +128,16 @@ class RowNumbers:
         column = column.chunk(0) if hasattr(column, "chunks") else column
         names = column.dictionary
         codes = column.indices.to_numpy()
-        columns = table.column_names
-        vpp = table["vpp_stage"].to_numpy() if "vpp_stage" in columns else np.zeros(len(codes), np.int64)
-        micro = table["micro_step"].to_numpy() if "micro_step" in columns else np.full(len(codes), NO_MICRO_STEP)
+        vpp = table["vpp_stage"].to_numpy().astype(np.int64)
+        has_micro_step = "micro_step" in table.column_names
+        micro = (
+            table["micro_step"].to_numpy().astype(np.int64) if has_micro_step else np.full(len(codes), NO_MICRO_STEP)
+        )
         stages, vpp = _positions(vpp)
         micro_steps, micro = _positions(micro + 1)
         shape = (len(stages), len(micro_steps), len(names))
         code = (vpp * shape[1] + micro) * shape[2] + codes
-        # Consecutive pieces name the same tensors: what was looked up once is kept. -2 is "not looked up yet".
+        # Consecutive files name the same tensors: what was looked up once is kept. -2 is "not looked up yet".
         same = np.array_equal(stages, self._stages) and np.array_equal(micro_steps, self._micro_steps)
         if not same or not names.equals(self._names):
             self._names, self._stages, self._micro_steps = names, stages, micro_steps

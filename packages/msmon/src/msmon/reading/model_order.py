@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -28,21 +28,12 @@ def model_order(run: Run, indices: Mapping[str, Index]) -> dict[TensorKey, int]:
     """
     seen: dict[TensorKey, None] = {}
     for rank in run.ranks.values():
-        for entry in _tensors(rank.info.get("tensors")):
-            seen[TensorKey(rank.pp_stage, *entry)] = None
+        seen.update((TensorKey(rank.pp_stage, *place), None) for place in rank.tensors or ())
     for data_type in sorted(indices, key=lambda data_type: data_type in BACKWARD):
         keys = indices[data_type].tensors()[0]
         seen.update(dict.fromkeys(reversed(keys) if data_type in BACKWARD else keys))
     keys = sorted(seen, key=lambda key: (key.vpp_stage, key.pp_stage))
     return {key: position for position, key in enumerate(keys)}
-
-
-def _tensors(entries: object) -> Iterable[tuple[int, str]]:
-    if isinstance(entries, list):
-        for entry in entries:
-            if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
-                stage = entry.get("vpp_stage")
-                yield (stage if isinstance(stage, int) else 0), entry["name"]
 
 
 def layers_of(keys: Sequence[TensorKey]) -> list[str]:

@@ -58,7 +58,7 @@ def write_report(
     opened = open_run(run)
     pattern = re.compile(tensors) if tensors else None
     keep = None if pattern is None else lambda key: pattern.search(key.name) is not None
-    anomalies = read_anomalies(opened.directory, opened.notes)
+    anomalies = read_anomalies(opened.directory, opened.notes, opened.anomaly_ranks)
     indices: dict[str, Index] = {}
     for data_type in opened.data_types:
         progress(f"names and steps of {data_type}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from msmon.reading.anomalies import Anomalies, Anomaly
@@ -12,6 +12,7 @@ from msmon.reading.model_order import layers_of
 from msmon.reading.page import Panel
 from msmon.reading.run import Run
 from msmon.reading.statistics import preferred
+from msmon_io import ranges
 
 #: Rows of a table; the rest is counted.
 _ROWS = 200
@@ -54,25 +55,11 @@ def _run_panel(run: Run, indices: Mapping[str, Index]) -> Panel:
 
 def _ranks(run: Run) -> str:
     world = run.info.get("world_size")
-    text = _numbers(list(run.ranks))
+    text = ranges(list(run.ranks))
     stages = {rank.pp_stage for rank in run.ranks.values()}
     if isinstance(world, int) and world > len(run.ranks):
         text += f" ({len(run.ranks)} of {world})"
     return text + (f", {len(stages)} pipeline stages" if len(stages) > 1 else "")
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """
-    >>> _numbers([0, 1, 2, 3, 7])
-    '0 to 3, 7'
-    """
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts)
 
 
 def _coverage_panel(run: Run) -> Panel:
@@ -96,7 +83,7 @@ def _coverage_panel(run: Run) -> Panel:
     if len(with_coverage) < len(run.ranks):
         text.append(f"Only {len(with_coverage)} of {len(run.ranks)} ranks left a coverage.json.")
     if skipped:
-        text.append(f"The loss scaler skipped {len(skipped)} steps: {_numbers(sorted(skipped)[:30])}.")
+        text.append(f"The loss scaler skipped {len(skipped)} steps: {ranges(sorted(skipped)[:30])}.")
     text += list(notes)[:20]
     if len(missing) > _ROWS:
         text.append(f"The table has {_ROWS} of {len(missing):,} missing tensors.")

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from msmon.reading.csv_pieces import csv_pieces
+from msmon.partials import PartialsReader
+from msmon.reading.csv_files import csv_files
 from msmon.reading.errors import UnusableRun
-from msmon.reading.parquet_pieces import parquet_pieces, stored_runs
-from msmon.reading.pieces import KEYS, Piece
-from msmon.reading.statistics import TEXT
+from msmon.reading.parquet_files import parquet_files, stored_runs
+from msmon.reading.partials_files import open_partials, partials_files
+from msmon.reading.row_files import KEYS, RowFile
+from msmon.reading.tensor_entries import TensorEntry, tensor_entries
 from msmon_hooks import DATA_TYPES
-from msmon_io import newest_run_dirs, run_dirs
+from msmon_io import TEXT_OPS, Launch, group_launches, launches
 
 _POSITIONS = {name: position for position, name in enumerate(DATA_TYPES)}
 _RANK = re.compile(r"-rank(\d+)")
-#: Ranks of one launch start together; more than this apart, they may belong to different launches.
-_ONE_LAUNCH = timedelta(minutes=30)
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -36,8 +35,12 @@ class RankRun:
     """`run.json`, or an empty mapping where there is none."""
     coverage: Mapping[str, Any]
     """`coverage.json`, or an empty mapping where there is none."""
-    pieces: Mapping[str, Sequence[Piece]]
-    """Data type -> its pieces, in the order of their steps."""
+    tensors: Mapping[tuple[int, str], TensorEntry] | None
+    """(virtual stage, name) -> what `run.json` says of a tensor; None: it does not say which there are."""
+    files: Mapping[str, Sequence[RowFile]]
+    """Data type -> its files, in the order of their steps."""
+    partials: PartialsReader | None
+    """What the rank stored of its shards."""
 
     @property
     def pp_stage(self) -> int:
@@ -47,13 +50,9 @@ class RankRun:
 
     def stats(self, data_type: str) -> tuple[str, ...]:
         """The columns with numbers of a data type, in the order of the files."""
-        found: dict[str, None] = {}
-        header: tuple[str, ...] = ()
-        for piece in self.pieces.get(data_type, ()):
-            if piece.columns != header:
-                header = piece.columns
-                found.update(dict.fromkeys(column for column in header if column not in KEYS and column not in TEXT))
-        return tuple(found)
+        headers = dict.fromkeys(file.columns for file in self.files.get(data_type, ()))
+        found = dict.fromkeys(column for header in headers for column in header)
+        return tuple(column for column in found if column not in KEYS and column not in TEXT_OPS)
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -65,11 +64,15 @@ class Run:
     """In the order of the rank numbers."""
     notes: list[str]
     """What a reader should know about how the run was read."""
+    launch: Launch | None = None
+    """What is read; None: these are no run directories."""
+    launches: Sequence[Launch] = ()
+    """All that there are in the directory, oldest first."""
 
     @cached_property
     def data_types(self) -> tuple[str, ...]:
         """Everything that any rank recorded, in the order of a training step, unknown ones last."""
-        found = {data_type for rank in self.ranks.values() for data_type in rank.pieces}
+        found = {data_type for rank in self.ranks.values() for data_type in rank.files}
         return tuple(sorted(found, key=execution_position))
 
     def stats(self, data_type: str) -> tuple[str, ...]:
@@ -80,6 +83,13 @@ class Run:
     def info(self) -> Mapping[str, Any]:
         """`run.json` of the first rank that has one."""
         return next((rank.info for rank in self.ranks.values() if rank.info), {})
+
+    @property
+    def anomaly_ranks(self) -> Collection[int] | None:
+        """The ranks whose `anomaly.json` is of this launch, if there are others: each begins the file anew."""
+        if self.launch is None or len(self.launches) == 1:
+            return None
+        return self.launch.run_dirs if self.launch is self.launches[-1] else ()
 
     def note(self, text: str) -> None:
         """Remember something to tell the reader, once."""
@@ -96,67 +106,79 @@ def open_run(path: str | Path) -> Run:
     """Look into an output directory; no statistics are read yet.
 
     Args:
-        path: an output directory (of each rank the newest run is taken), one run directory in it, or a directory
-            that holds a rank's CSV files.
+        path: an output directory, of which the newest launch is taken; or `<output directory>/<time stamp>` for an
+            older launch; or one run directory, or a directory that holds a rank's CSV files.
 
     Raises:
         UnusableRun: there is nothing to read.
     """
     directory = Path(path)
+    stamp = "" if directory.exists() or not directory.parent.is_dir() else directory.name
+    directory = directory.parent if stamp else directory
+    way_out = "give the output directory of a run ($MONITOR_OUTPUT_DIR)"
     if not directory.is_dir():
         what = "is a file, not a directory" if directory.exists() else "does not exist"
-        raise UnusableRun(f"{directory} {what}: give the output directory of a run ($MONITOR_OUTPUT_DIR)")
+        raise UnusableRun(f"{directory} {what}: {way_out}")
+    found = launches(directory) or group_launches(stored_runs(directory))
+    launch = found[-1] if found else None
     notes: list[str] = []
-    directories = _rank_directories(directory, notes)
+    if stamp:
+        named = [one for one in found if any(path.name.startswith(f"{stamp}-") for path in one.run_dirs.values())]
+        if not named:
+            there = f"; the launches in {directory} are {_listed(found)}" if found else ""
+            raise UnusableRun(f"{path} does not exist: {way_out}{there}")
+        launch = named[-1]
+    elif len(found) > 1:
+        notes.append(
+            f"{len(found)} launches; the newest is read, {found[-1]}, and not {_listed(found[:-1])}: "
+            f"give {directory / found[-2].stamp} for one of these"
+        )
+    match = _RANK.search(directory.name)
+    directories = launch.run_dirs if launch else {int(match[1]) if match else 0: directory}
     ranks = {rank: _open_rank(rank, directories[rank], notes) for rank in sorted(directories)}
-    filled = {rank: run for rank, run in ranks.items() if run.pieces}
-    notes += [f"rank {rank}: {run.directory.name} holds no statistics" for rank, run in ranks.items() if not run.pieces]
+    filled = {rank: run for rank, run in ranks.items() if run.files}
+    notes += [f"rank {rank}: {run.directory.name} holds no statistics" for rank, run in ranks.items() if not run.files]
     if not filled:
         where = ", ".join(str(path) for path in directories.values()) or str(directory)
         raise UnusableRun(
             f"{directory} holds no statistics of a run: no <data type>_<first>-<last>.csv and no Parquet file of it in "
-            f"{where}; TensorBoard event files cannot be read back"
+            f"{where}; TensorBoard event files cannot be read back{f' ({notes[0]})' if notes else ''}"
         )
-    return Run(directory=directory, ranks=filled, notes=notes)
+    return Run(directory=directory, ranks=filled, notes=notes, launch=launch, launches=found)
 
 
-def _rank_directories(directory: Path, notes: list[str]) -> dict[int, Path]:
-    found = newest_run_dirs(directory)
-    if not found:
-        stored = stored_runs(directory)
-        if stored:
-            return {rank: directory / run for rank, run in stored.items()}
-        match = _RANK.search(directory.name)
-        return {int(match[1]) if match else 0: directory}
-    every = run_dirs(directory)
-    if len(every) > len(found):
-        names = ", ".join(path.name for _, path in sorted(found.items())[:3])
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        notes.append(f"{len(every)} run directories; of each rank the newest is read: {names}{more}")
-    times = {run.rank: run.time for run in every}
-    if len(times) > 1 and max(times.values()) - min(times.values()) > _ONE_LAUNCH:
-        old = min(times, key=lambda rank: times[rank])
-        notes.append(
-            f"rank {old}'s newest run began {max(times.values()) - times[old]} before the newest of all: "
-            "it may belong to another launch"
-        )
-    return found
+def _listed(found: Sequence[Launch]) -> str:
+    return ", ".join(map(str, found[-5:])) + (f" and {len(found) - 5} older ones" if len(found) > 5 else "")
 
 
 def _open_rank(rank: int, directory: Path, notes: list[str]) -> RankRun:
-    pieces: dict[str, Sequence[Piece]] = {**csv_pieces(directory)} if directory.is_dir() else {}
-    twice = []
-    for data_type, parts in parquet_pieces(directory.parent, rank, directory.name).items():
-        twice += [data_type] if data_type in pieces else []
-        pieces[data_type] = parts
+    files: dict[str, Sequence[RowFile]] = {**csv_files(directory)} if directory.is_dir() else {}
+    stored = parquet_files(directory.parent, rank, directory.name)
+    twice = sorted(files.keys() & stored.keys())
     if twice:
         notes.append(f"rank {rank}: {', '.join(twice)} is there as CSV and as Parquet; the Parquet files are read")
+    files |= stored
+    partials = open_partials(directory, notes.append)
+    if partials and not files:
+        files = {**partials_files(partials, notes.append)}
+    info = _read_object(directory / "run.json", notes)
+    tensors = None
+    if "tensors" in info:
+        try:
+            tensors = tensor_entries(info["tensors"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            notes.append(f"{directory / 'run.json'} is not what msmon writes ({type(error).__name__}: {error})")
     return RankRun(
         rank=rank,
         directory=directory,
-        info=_read_object(directory / "run.json", notes),
+        info=info,
         coverage=_read_object(directory / "coverage.json", notes),
-        pieces=pieces,
+        tensors=tensors,
+        files={
+            data_type: sorted(own, key=lambda file: (file.first_step, file.last_step))
+            for data_type, own in files.items()
+        },
+        partials=partials,
     )
 
 

@@ -10,9 +10,6 @@ import numpy.typing as npt
 Worst = Literal["largest", "smallest", "magnitude"]
 Scale = Literal["log", "linear", "count"]
 
-#: Columns that describe the tensor and hold text.
-TEXT = frozenset({"shape", "dtype"})
-
 _SMALLEST = frozenset({"min", "entropy", "per_token_expert_entropy"})
 _LARGEST = frozenset(
     {"max", "norm", "std", "rms", "absmax", "zeros", "nans", "infs", "sr", "kernel_norm", "softmax_max"}

@@ -71,7 +71,7 @@ def summarize(path: str | Path, *, progress: Callable[[str], None] = lambda text
         (0, 99, 100)
     """
     run = open_run(path)
-    anomalies = read_anomalies(run.directory, run.notes)
+    anomalies = read_anomalies(run.directory, run.notes, run.anomaly_ranks)
     types = []
     for data_type in run.data_types:
         progress(data_type)
@@ -133,7 +133,7 @@ def _type_summary(run: Run, index: Index) -> TypeSummary:
         data_type=index.data_type,
         tensors=len(keys),
         steps=(int(index.steps[0]), int(index.steps[-1]), len(index.steps)),
-        ranks=sum(index.data_type in rank.pieces for rank in run.ranks.values()),
+        ranks=sum(index.data_type in rank.files for rank in run.ranks.values()),
         stats=index.stats,
         not_finite=len(np.unique(tensor_of[strange])),
         peaks=peaks,

@@ -16,6 +16,7 @@ from msmon_hooks.mindspore.executor import in_graph_mode
 from msmon_hooks.mindspore.moments import Moments, parameters_of
 from msmon_hooks.mindspore.optimizer_steps import gradients_in
 from msmon_hooks.mindspore.parameters import named_weights
+from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 
@@ -84,8 +85,8 @@ class GradientSource(gradients.GradientSource):
         main_grad = getattr(weight.parameter, "main_grad", None) if self.main_grad else None
         return main_grad if main_grad is not None else getattr(weight.parameter, "grad", None)
 
-    def moments(self, weight: Weight) -> dict[str, Any]:
-        """`exp_avg` and `exp_avg_sq` as they stand now, as far as they exist."""
+    def moments(self, weight: Weight) -> ParameterState:
+        """What the optimizer keeps of the parameter now, as far as it was updated."""
         return self._moments.of(weight.parameter)
 
     def step_ends(self, *, skipped: bool) -> None:

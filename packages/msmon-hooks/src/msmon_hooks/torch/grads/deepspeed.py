@@ -14,6 +14,7 @@ from msmon_hooks.events import Shard
 from msmon_hooks.guard import logger
 from msmon_hooks.hooks import Hook
 from msmon_hooks.optimizer_steps import OptimizerSteps
+from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.deepspeed_parts import find_parts
@@ -162,9 +163,9 @@ class DeepSpeedGradients(GradientSource):
         """The rank's part of the weight, in the optimizer's precision."""
         return None if self._parts is None else self._parts.weight(weight.parameter)
 
-    def moments(self, weight: Weight) -> dict[str, torch.Tensor]:
+    def moments(self, weight: Weight) -> ParameterState:
         """The rank's parts of the moments."""
-        return {} if self._parts is None else self._parts.moments(weight.parameter)
+        return ParameterState() if self._parts is None else self._parts.moments(weight.parameter)
 
     def writes(self, weight: Weight, data_type: str) -> bool:
         """As without an engine, but nothing that cannot be read."""

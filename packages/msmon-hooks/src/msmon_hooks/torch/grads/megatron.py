@@ -16,6 +16,7 @@ from msmon_hooks.events import Shard
 from msmon_hooks.guard import logger
 from msmon_hooks.hooks import Hook
 from msmon_hooks.optimizer_steps import OptimizerSteps
+from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.megatron_optimizers import Held, chained, held_by, is_split
@@ -157,10 +158,10 @@ class MegatronGradients(GradientSource):
         held = self._held.get(id(weight.parameter))
         return None if held is None else held.weight()
 
-    def moments(self, weight: Weight) -> dict[str, torch.Tensor]:
+    def moments(self, weight: Weight) -> ParameterState:
         """The rank's range of the moments."""
         held = self._held.get(id(weight.parameter))
-        return {} if held is None else held.moments()
+        return ParameterState() if held is None else held.moments()
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The part that tensor parallelism, expert parallelism and a distributed optimizer leave on this rank."""

@@ -8,18 +8,12 @@ import attrs
 import numpy as np
 
 from msmon.reading.blocks import Block, read_blocks
-from msmon.reading.diff.merging import merged_blocks
 from msmon.reading.diff.result import OneSided
 from msmon.reading.diff.rules import NameRules, Side
 from msmon.reading.errors import UnusableRun
 from msmon.reading.index import Index, TensorKey, build_index
-from msmon.reading.run import RankRun, Run
-
-#: Values that are each rank's own: with other ranks they are other values.
-_OWN = frozenset({"grad_unreduced", "actv_grad"})
-#: Statistics of an activation that are right however ranks share it: split by batch, by features or repeated.
-_SHARED = ("min", "max", "absmax")
-_ACTIVATIONS = frozenset({"actv", "attention_hook", "moe_router_logit_hook"})
+from msmon.reading.run import Run
+from msmon.reading.whole_tensors import ACTIVATIONS, EXTREMES, OWN, exact_blocks, whole_blocks
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -79,9 +73,9 @@ def pair_runs(a: SidedRun, b: SidedRun) -> Pairs:
         if only:
             notes.append(f"only run {one.side.upper()} recorded {', '.join(only)}")
     merged = not same_layout(a.run, b.run)
-    left = [data_type for data_type in common if merged and data_type in _OWN]
+    left = [data_type for data_type in common if merged and data_type in OWN]
     if left:
-        common = [data_type for data_type in common if data_type not in _OWN]
+        common = [data_type for data_type in common if data_type not in OWN]
         notes.append(f"{', '.join(left)} cannot be compared: with other ranks each holds another part of the batch")
     indices: list[Index] = []
     one_sided: list[OneSided] = []
@@ -93,8 +87,8 @@ def pair_runs(a: SidedRun, b: SidedRun) -> Pairs:
         for index, name in ((index_a, "A"), (index_b, "B")):
             if len(index.steps) > len(both.steps):
                 more_steps.setdefault((len(index.steps) - len(both.steps), name), []).append(data_type)
-        if merged and data_type in _ACTIVATIONS:
-            both = attrs.evolve(both, stats=tuple(stat for stat in both.stats if stat in _SHARED))
+        if merged and data_type in ACTIVATIONS:
+            both = attrs.evolve(both, stats=tuple(stat for stat in both.stats if stat in EXTREMES))
             notes.append(
                 f"{data_type}: ranks can share activations in several ways, so of the merged ones only "
                 f"{', '.join(both.stats) or 'nothing'} is compared"
@@ -146,19 +140,25 @@ def paired_blocks(
     """The blocks of both runs side by side: for each rank, or once for all ranks merged (None)."""
     if same_layout(a.run, b.run):
         for rank in a.run.ranks:
-            sides = [_blocks(one, one.run.ranks[rank], index, multiple) for one in (a, b)]
-            if all(index.data_type in one.run.ranks[rank].pieces for one in (a, b)):
-                yield rank, zip(*sides, strict=True)
+            if all(index.data_type in one.run.ranks[rank].files for one in (a, b)):
+                # Like with like: digits are not compared with what was never rounded.
+                exact = all(one.run.ranks[rank].partials for one in (a, b))
+                yield rank, zip(*(_blocks(one, rank, index, multiple, exact) for one in (a, b)), strict=True)
     else:
-        sides = [
-            merged_blocks([_blocks(one, rank, index, multiple) for rank in one.run.ranks.values()], one, index)
-            for one in (a, b)
-        ]
-        yield None, zip(*sides, strict=True)
+        yield None, zip(*(_whole_blocks(one, index, multiple) for one in (a, b)), strict=True)
 
 
-def _blocks(one: SidedRun, rank: RankRun, index: Index, multiple: int) -> Iterator[Block]:
-    return read_blocks(rank, index, rename=one.renamer(), multiple=multiple)
+def _blocks(one: SidedRun, rank: int, index: Index, multiple: int, exact: bool) -> Iterator[Block]:
+    if exact:
+        return exact_blocks(one.run, one.run.ranks[rank], index, rename=one.renamer(), multiple=multiple)
+    return read_blocks(one.run.ranks[rank], index, rename=one.renamer(), multiple=multiple)
+
+
+def _whole_blocks(one: SidedRun, index: Index, multiple: int) -> Iterator[Block]:
+    for block in whole_blocks(one.run, index, rename=one.renamer(), multiple=multiple):
+        if ((block.held > 0) & ~block.complete).any():
+            one.run.note(f"{index.data_type}: of some tensors a shard is missing; they are not compared there")
+        yield block
 
 
 def _ranks_on_one_side(a: SidedRun, b: SidedRun, indices: Sequence[Index]) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _ranks_on_one_side(a: SidedRun, b: SidedRun, indices: Sequence[Index]) -> It
             ranks = [
                 rank
                 for rank in one.run.ranks
-                if index.data_type in one.run.ranks[rank].pieces and index.data_type not in other.run.ranks[rank].pieces
+                if index.data_type in one.run.ranks[rank].files and index.data_type not in other.run.ranks[rank].files
             ]
             if ranks:
                 yield f"{index.data_type}: ranks {ranks} recorded it only in run {one.side.upper()}"

@@ -1,10 +1,11 @@
-"""Assembles the page, smaller and smaller until it fits."""
+"""Assembles the page."""
 
 from __future__ import annotations
 
 import base64
 import html
 import json
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -18,7 +19,7 @@ import numpy as np
 from msmon.reading.binning import Bits
 from msmon.reading.index import TensorKey
 from msmon.reading.page.blobs import encode
-from msmon.reading.page.fitting import Costs, Fit, fit
+from msmon.reading.page.fitting import MARGIN, Costs, Fit, fit, value_costs
 from msmon.reading.page.series import Panel, TypeSeries
 from msmon.reading.statistics import preferred, scale_of, worst_of
 
@@ -27,9 +28,6 @@ PAGE_LIMIT = 10_000_000
 
 _STYLES = ("uPlot.min.css", "page.css")
 _SCRIPTS = ("data.js", "colors.js", "panels.js", "heatmap.js", "curves.js", "selection.js", "page.js")
-_FRAME_BYTES = 110_000
-_TRIES = 8
-_MARGIN = 0.97
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +50,11 @@ class Page:
     """For each line the number of its colour; default: each its own."""
     dashes: Sequence[int] = ()
 
+    @property
+    def always_worst(self) -> bool:
+        """Whether the heat map shows what does not follow from the lines: differences."""
+        return self.kind != "report"
+
 
 @attrs.frozen(kw_only=True)
 class Written:
@@ -65,60 +68,66 @@ class Written:
 
 
 def write_page(path: Path, page: Page, *, limit: int = PAGE_LIMIT) -> Written:
-    """Write the page, thinning its curves until it has at most `limit` bytes; the page says what was thinned."""
-    frame, costs = _FRAME_BYTES, Costs()
-    for attempt in range(_TRIES):
-        made = _assemble(page, fit(page.series, _MARGIN * (limit - frame), costs))
-        # The first estimate is cautious; a page of half the size has room for more.
-        wasteful = bool(made.thinned) and made.size < 0.75 * limit and attempt < _TRIES - 2
-        if made.size <= limit and not wasteful:
+    """Write the page, thinning its curves so that it has at most `limit` bytes; the page says what was thinned."""
+    costs = _costs(page)
+    for margin, assumed in ((MARGIN, costs), (1.0, costs.worst())):
+        chosen = fit(page.series, margin * (limit - costs.frame), assumed, with_worst=page.always_worst)
+        text, thinned = _assemble(page, chosen)
+        if len(text.encode()) <= limit:
             break
-        # Another try, with what things really cost.
-        frame, costs = made.frame, made.costs(costs, grow=made.size > limit)
-    path.write_text(made.text, encoding="utf-8")
-    return Written(path=path, size=made.size, thinned=made.thinned)
+    path.write_text(text, encoding="utf-8")
+    return Written(path=path, size=len(text.encode()), thinned=thinned)
 
 
-@attrs.frozen(kw_only=True)
-class _Made:
-    """One try."""
-
-    text: str
-    size: int
-    thinned: list[str]
-    half: bool
-    values: int
-    """How many values the arrays have."""
-    array_bytes: int
-    name_bytes: int
-    names: int
-
-    @property
-    def frame(self) -> int:
-        """Bytes that no thinning changes."""
-        return self.size - self.array_bytes - self.name_bytes
-
-    def costs(self, before: Costs, *, grow: bool) -> Costs:
-        """What a value and a name cost here; a little more if this was too much."""
-        value = self.array_bytes / max(self.values, 1) * (1.03 if grow else 1.0)
-        name = self.name_bytes / max(self.names, 1)
-        return (
-            attrs.evolve(before, name=name, half=value) if self.half else attrs.evolve(before, name=name, whole=value)
-        )
+def _costs(page: Page) -> Costs:
+    """What things cost on this page: all names, and a sample of the values."""
+    empty = attrs.evolve(page, series=[])
+    everything = fit(page.series, math.inf, Costs(), with_worst=True)
+    named = len(_packed(page, everything, lambda array: "b0000", []))
+    nameless = len(_packed(empty, everything, lambda array: "", []))
+    tensors = sum(len(one.tensors) for one in page.series)
+    blobs = 3 * sum(len(one.stats) for one in page.series) * len(_blob(1000, "=" * 24))
+    frame = len(_assemble(empty, everything)[0].encode()) + blobs
+    return attrs.evolve(value_costs(page.series), frame=frame, name=(named - nameless) / max(tensors, 1))
 
 
-def _assemble(page: Page, chosen: Fit) -> _Made:
-    names: dict[TensorKey, int] = {}
+def _assemble(page: Page, chosen: Fit) -> tuple[str, list[str]]:
+    """The page, and what was thinned."""
     blobs: list[str] = []
     thinned: list[str] = []
-    values = 0
 
     def put(array: Bits) -> str:
-        nonlocal values
-        values += array.size
-        blobs.append(encode(array, half=chosen.half))
+        blobs.append(_blob(len(blobs), encode(array, half=chosen.half)))
         return f"b{len(blobs) - 1}"
 
+    meta = _packed(page, chosen, put, thinned)
+    assets = resources.files("msmon.reading") / "assets"
+
+    def read(name: str) -> str:
+        return (assets / name).read_text(encoding="utf-8")
+
+    parts = {
+        "title": html.escape(page.title),
+        "styles": "\n".join(map(read, _STYLES)),
+        "meta": meta,
+        "blobs": "\n".join(blobs),
+        "library": f"/*\n{read('uPlot.LICENSE')}*/\n{read('uPlot.iife.min.js')}",
+        "scripts": "\n".join(map(read, _SCRIPTS)),
+    }
+    text = read("page.html")
+    for name, part in parts.items():
+        before, _, after = text.partition(f"{{{{{name}}}}}")
+        text = before + part + after
+    return text, thinned
+
+
+def _blob(number: int, text: str) -> str:
+    return f'<script type="text/plain" id="b{number}">{text}</script>'
+
+
+def _packed(page: Page, chosen: Fit, put: Callable[[Bits], str], thinned: list[str]) -> str:
+    """Everything but the values. Deflated and in base64, no name of a model can be taken for markup."""
+    names: dict[TensorKey, int] = {}
     types = [_type(page, one, chosen, names, put, thinned) for one in page.series]
     meta = {
         "kind": page.kind,
@@ -134,35 +143,7 @@ def _assemble(page: Page, chosen: Fit) -> _Made:
         "fit": thinned,
         "footer": f"Made {datetime.now():%Y-%m-%d %H:%M} by msmon. Curves are drawn by uPlot 1.6.32 (MIT licence).",
     }
-    # Deflated and in base64, no name of a model can be taken for markup.
-    packed = base64.b64encode(zlib.compress(json.dumps(meta).encode("utf-8"), 9)).decode("ascii")
-    assets = resources.files("msmon.reading") / "assets"
-
-    def read(name: str) -> str:
-        return (assets / name).read_text(encoding="utf-8")
-
-    parts = {
-        "title": html.escape(page.title),
-        "styles": "\n".join(map(read, _STYLES)),
-        "meta": packed,
-        "blobs": "\n".join(f'<script type="text/plain" id="b{i}">{blob}</script>' for i, blob in enumerate(blobs)),
-        "library": f"/*\n{read('uPlot.LICENSE')}*/\n{read('uPlot.iife.min.js')}",
-        "scripts": "\n".join(map(read, _SCRIPTS)),
-    }
-    text = read("page.html")
-    for name, part in parts.items():
-        before, _, after = text.partition(f"{{{{{name}}}}}")
-        text = before + part + after
-    return _Made(
-        text=text,
-        size=len(text.encode("utf-8")),
-        thinned=thinned,
-        half=chosen.half,
-        values=values,
-        array_bytes=sum(map(len, blobs)),
-        name_bytes=len(packed),
-        names=len(names),
-    )
+    return base64.b64encode(zlib.compress(json.dumps(meta).encode("utf-8"), 9)).decode("ascii")
 
 
 def _type(
@@ -185,7 +166,7 @@ def _type(
     columns = series.bins.starts
 
     layers = series.group_lines() if chosen.layers and not whole else None
-    with_worst = not whole or page.kind != "report"
+    with_worst = not whole or page.always_worst
     marks = sorted({(int(position[at]), int(np.searchsorted(columns, step, "right")) - 1) for at, step in series.marks})
     _explain(series, chosen, len(kept), len(detail), thinned)
     used_layers, used_of = np.unique(layer_of[kept], return_inverse=True)

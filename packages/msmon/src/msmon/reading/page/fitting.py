@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 
+from msmon.reading.page.blobs import encode
 from msmon.reading.page.series import TypeSeries
 
 #: Curves of fewer points say too little: rather fewer tensors.
@@ -16,6 +19,11 @@ _HEAT_MAP_SHARE = 0.5
 _LAYER_SHARE = 0.25
 #: Names may take so much of the room; beyond that tensors lose their row.
 _NAME_SHARE = 0.4
+#: So many values are packed to see what they cost; it may be a little more for those that are chosen.
+_SAMPLE = 1 << 20
+MARGIN = 0.95
+#: Bytes for each byte that was packed: four characters stand for three, and deflate adds five bytes to 16,000.
+_BASE64 = 4 / 3 * 1.001
 
 
 @attrs.frozen(kw_only=True)
@@ -36,18 +44,43 @@ class Fit:
 
 @attrs.frozen(kw_only=True)
 class Costs:
-    """Bytes of a page, base64 included. The defaults are of noisy values; others cost less."""
+    """Bytes of a page, base64 included."""
 
-    whole: float = 4.6
+    frame: float = 0.0
+    """What no thinning changes."""
+    whole: float = 0.0
     """A value of 32 bits."""
-    half: float = 2.0
+    half: float = 0.0
     """A value of 16 bits."""
-    name: float = 20.0
+    name: float = 0.0
     """A tensor, whatever is shown of it: its name and its place."""
 
+    def worst(self) -> Costs:
+        """With values that deflate does not make smaller: no values need more."""
+        return attrs.evolve(self, whole=4 * _BASE64, half=2 * _BASE64)
 
-def fit(series: Sequence[TypeSeries], room: float, costs: Costs) -> Fit:
-    """The most that fits into `room` bytes, by estimate."""
+
+def value_costs(series: Sequence[TypeSeries]) -> Costs:
+    """What values cost, by packing those of some tensors as the page would."""
+    share = min(_SAMPLE / max(sum(one.lines.size for one in series), 1), 1)
+    packed, counts = [0, 0], [1, 1]
+    for one in series:
+        # Not every n-th: the layers of a model repeat.
+        some = np.sort(np.random.default_rng(0).permutation(len(one.tensors))[: math.ceil(share * len(one.tensors))])
+        thinner = attrs.evolve(one, lines=one.lines[:, :, some], worst=one.worst[:, some])
+        for half, kept in enumerate((thinner, thinner.coarser(-(-len(one.bins) // _ENOUGH_BINS)))):
+            for number in range(len(one.stats)):
+                packed[half] += len(encode(kept.lines[:, number], half=bool(half)))
+                counts[half] += kept.lines[:, number].size
+    return Costs(whole=packed[0] / counts[0], half=packed[1] / counts[1])
+
+
+def fit(series: Sequence[TypeSeries], room: float, costs: Costs, *, with_worst: bool) -> Fit:
+    """The most that fits into `room` bytes beside the frame.
+
+    Args:
+        with_worst: the page has the worst of all lines even where every line is there for all tensors.
+    """
     longest = max((len(one.bins) for one in series), default=1)
     most = max((len(one.tensors) for one in series), default=0)
     names = costs.name * sum(len(one.tensors) for one in series)
@@ -57,8 +90,9 @@ def fit(series: Sequence[TypeSeries], room: float, costs: Costs) -> Fit:
     tensors = [min(len(one.tensors), most) for one in series]
     rows = sum(count * len(one.stats) for count, one in zip(tensors, series, strict=True))
     curves = sum(count * len(one.stats) * len(one.lines) for count, one in zip(tensors, series, strict=True))
+    curves += rows if with_worst or most < max((len(one.tensors) for one in series), default=0) else 0
     room -= min(names, _NAME_SHARE * room)
-    if curves * longest * costs.whole <= room:
+    if not curves or curves * longest * costs.whole <= room:
         return Fit(half=False, bins=longest, tensors=most, detail=most, layers=False)
     bins = int(room / (curves * costs.half))
     if bins >= min(_ENOUGH_BINS, longest):

@@ -36,6 +36,8 @@ class TypeSeries:
 
     def coarser(self, factor: int) -> TypeSeries:
         """The same with `factor` bins in one."""
+        if factor == 1:
+            return self
         return attrs.evolve(
             self,
             bins=bins_of(self.steps, factor * self.bins.width),
