@@ -439,3 +439,60 @@ def test_a_forward_that_raises_leaves_nothing_behind():
     hooks.close()
     micro_steps = {ref.micro_step for ref, _ in recorder.rows if getattr(ref, "name", "") == "1.output"}
     assert micro_steps == {1}
+
+
+class RaisesOnce(nn.SGD):
+    fail = True
+
+    def construct(self, gradients):
+        if self.fail:
+            self.fail = False
+            raise ValueError("on purpose")
+        return super().construct(gradients)
+
+
+def test_training_goes_on_after_a_step_that_raised():
+    """It is a step without an update, and what comes next is not taken for a part of it."""
+    model = nn.Dense(3, 2)
+    optimizer = RaisesOnce(model.trainable_params(), 0.1)
+    recorder, hooks = hooked(model, optimizer, **ALL)
+    with pytest.raises(ValueError, match="on purpose"), _recording_ended():
+        step(model, optimizer, some(2, 3))
+    _, gradients = step(model, optimizer, some(2, 3))
+    hooks.close()
+    ends = [ref for ref, _ in recorder.rows if hasattr(ref, "last_micro_step")]
+    assert [(end.step, end.skipped, end.last_micro_step) for end in ends] == [(0, True, 0), (1, False, 0)]
+    of_last = recorder.rows[recorder.rows.index((ends[0], -1)) + 1 : -1]
+    assert {ref.micro_step for ref, _ in of_last if ref.data_type == "actv"} == {0}
+    (handle,) = [handle for ref, handle in of_last if (ref.data_type, ref.name) == ("grad_reduced", "bias")]
+    np.testing.assert_array_equal(recorder.values[handle], gradients[1].asnumpy())
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "msmon_hooks.mindspore.grads.source._Computed",
+        "msmon_hooks.mindspore.optimizer_steps._Before",
+        "msmon_hooks.mindspore.optimizer_steps._Raised",
+        "msmon_hooks.activation_gradients._GradientOf",
+        "msmon_hooks.training_forwards._RootEnters",
+        "msmon_hooks.training_forwards._BackwardReaches",
+        "msmon_hooks.modules._Leave",
+    ],
+)
+def test_a_hook_fails(hook, monkeypatch):
+    """Whoever called it never sees that."""
+    results = []
+    for fails in (False, True):
+        if fails:
+            monkeypatch.setattr(f"{hook}.fire", lambda self, *args, **kwargs: 1 / 0)
+        mindspore.set_seed(3)
+        model = nn.Dense(3, 2)
+        optimizer = sgd(model)
+        coverage = Coverage()
+        _, hooks = hooked(model, optimizer, coverage=coverage, **ALL)
+        losses = [step(model, optimizer, some(4, 3, seed=seed))[0] for seed in range(2)]
+        hooks.close()
+        results.append((losses, [parameter.asnumpy().tobytes() for parameter in model.get_parameters()]))
+    assert results[0] == results[1]
+    assert any("ZeroDivisionError" in note for note in coverage.to_dict()["notes"])
