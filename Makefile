@@ -5,7 +5,7 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
-.PHONY: venv demo test test-mindspore test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
+.PHONY: venv demo test test-mindspore test-trainers test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -23,6 +23,13 @@ venv: .venv/.ready .venv-mindspore/.ready
 	.venv-mindspore/bin/python -m pip install -q --no-deps $(EDITABLE)
 	touch $@
 
+.venv-trainers/.ready: pyproject.toml $(foreach p,$(PACKAGES),packages/$(p)/pyproject.toml)
+	$(PYTHON) -m venv .venv-trainers
+	.venv-trainers/bin/python -m pip install -q --upgrade "pip>=25.1"
+	.venv-trainers/bin/python -m pip install -q --group trainers
+	.venv-trainers/bin/python -m pip install -q --no-deps $(EDITABLE)
+	touch $@
+
 demo: .venv/.ready
 	$(BIN)/python -m msmon demo $(ARGS)
 
@@ -32,6 +39,10 @@ test: venv test-mindspore
 
 test-mindspore: .venv-mindspore/.ready
 	PATH="$(CURDIR)/.venv-mindspore/bin:$$PATH" .venv-mindspore/bin/python -m pytest -k mindspore tests
+
+# Optimizers and trainers of other packages, in an environment of their own.
+test-trainers: .venv-trainers/.ready
+	.venv-trainers/bin/python -m pytest tests/trainers $(ARGS)
 
 # Megatron's tests again, with megatron-core 0.8.0: the last version whose buckets begin their reductions themselves.
 test-old-megatron: .venv/.ready
@@ -82,4 +93,4 @@ dist: .venv/.ready
 	$(BIN)/python scripts/check_dist.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-mindspore .megatron .oldest dist site .mypy_cache .ruff_cache .pytest_cache .benchmarks
+	rm -rf .venv .venv-mindspore .venv-trainers .megatron .oldest dist site .mypy_cache .ruff_cache .pytest_cache .benchmarks

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -17,7 +18,10 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.distributed_c10d import all_reduce as known_before
 
 from msmon.pytorch import TrainerMon
+from msmon_hooks.torch.collectives import hooks as collective_hooks
+from msmon_hooks.torch.collectives import waiting
 from msmon_hooks.torch.collectives.calls import COLLECTIVES, FUNCTIONAL
+from msmon_hooks.torch.collectives.waiting import waits
 
 GARBAGE = float("nan")
 
@@ -159,6 +163,61 @@ def between_modules(*, output: str) -> dict[str, Any]:
     optimizer.step()
     monitor.close()
     return {**seen, "restored": dist.all_reduce.__code__ is body}
+
+
+def point_to_point(*, output: str) -> list[list[str]]:
+    """From rank to rank, while activations are monitored too and a second monitor of collectives is there; returns what
+    the monitors say of functions that torch does not have."""
+    rank, peer = dist.get_rank(), 1 - dist.get_rank()
+    model = ByHand()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cc = {"enable": True, "cc_pre_hook": True}
+    monitors = [
+        _monitor(f"{output}/{number}", model, optimizer, xy_distribution=True, cc_distribution=cc)
+        for number in range(2)
+    ]
+    model(_filled(1)).sum().backward()
+    works = [dist.irecv(_garbage(), src=peer), dist.isend(_filled(rank + 1), dst=peer)]
+    for work in works:
+        work.wait()
+    if rank == 0:
+        dist.send(_filled(5), dst=1)
+        dist.recv(_garbage(), src=1)
+    else:
+        dist.recv(_garbage(), src=0)
+        dist.send(_filled(6), dst=0)
+    ops = [dist.P2POp(dist.isend, _filled(rank + 3), peer), dist.P2POp(dist.irecv, _garbage(), peer)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    optimizer.step()
+    notes = [monitor._session.coverage.to_dict()["notes"] for monitor in monitors]
+    for monitor in monitors:
+        monitor.close()
+    return notes
+
+
+def waiting_fails(*, output: str) -> dict[str, Any]:
+    """What a collective has filled cannot be read: the program gets what it asked for, and goes on."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = _monitor(output, model, optimizer, cc_distribution={"enable": True})
+    received: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_work_arrived", "_result_arrived"):
+            patch.setattr(type(waits), name, lambda self, *args: 1 / 0)
+        for _ in range(2):
+            total = _filled(1)
+            dist.all_reduce(total, async_op=True).wait()
+            received.append(total.sum().item())
+            received.append(functional.all_reduce(_filled(2), "sum", dist.group.WORLD).sum().item())
+        with _coalescing_manager():
+            patch.setattr(collective_hooks, "after", lambda *args: 1 / 0)
+            patch.setattr(waiting, "after", lambda *args: 1 / 0)
+            dist.all_gather_into_tensor(_garbage(4), _filled(1))
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    monitor.close()
+    return {"received": received}
 
 
 def log_only(*, output: str, module_ranks: list[int]) -> None:

@@ -106,6 +106,32 @@ def test_an_activation_that_a_collective_changed_is_read_again(ranks, tmp_path):
         assert answer["restored"]
 
 
+def test_point_to_point_beside_activations_and_another_monitor(ranks, tmp_path):
+    answers = ranks.run("collectives", "point_to_point", output=str(tmp_path))
+    for rank, notes in enumerate(answers):
+        own, peer = rank + 1, 2 - rank
+        for number in range(2):
+            found = {
+                name: (row["min"], row["max"], row["norm"])
+                for (data_type, _, name, _), row in rank_rows(tmp_path / str(number), rank).items()
+                if data_type == "other"
+            }
+            assert found["isend.pre_0"] == constant(own, 6)
+            assert found["irecv.post_0"] == constant(peer, 6)
+            assert found["send.pre_0"] == constant((5, 6)[rank], 6)
+            assert found["recv.post_0"] == constant((6, 5)[rank], 6)
+            assert found["batch_isend_irecv.pre_0"] == constant(own + 2, 6)
+            assert found["batch_isend_irecv.post_0"] == constant(peer + 2, 6)
+        # What this torch has both monitors know of.
+        assert notes[0] == notes[1]
+        assert not [note for note in notes[1] if "irecv" in note]
+
+
+def test_a_failure_in_what_waits(ranks, tmp_path):
+    for answer in ranks.run("collectives", "waiting_fails", output=str(tmp_path)):
+        assert answer == {"received": [12.0, 24.0] * 2}
+
+
 def test_log_only_ends_every_rank(tmp_path):
     with Ranks(2) as ranks:
         codes, output = ranks.exit_codes("collectives", "log_only", output=str(tmp_path), module_ranks=[1])

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from msmon_hooks import Clock, Coverage, Request, StepEnd, TensorRef
-from msmon_hooks.torch import Attachment, attach
+from msmon_hooks.attachment import Attachment
+from msmon_hooks.torch import attach
 
 
 class Recorder:
@@ -83,9 +84,8 @@ class Monitored:
         self.clock = clock or Clock()
         self.recorder.step = self.clock.step
         models = models if isinstance(models, list) else [models]
-        self.attachment: Attachment = attach(
-            models, optimizer, Request(**request), self.clock, self.recorder, self.coverage
-        )
+        asked = Request(**request) if request else None
+        self.attachment: Attachment = attach(models, optimizer, asked, self.clock, self.recorder, self.coverage)
 
     def missing(self) -> dict[tuple[str, str], str]:
         """What coverage says is missing, with the reason."""
@@ -100,6 +100,7 @@ class Monitored:
         return notes
 
     def close(self) -> None:
+        self.parameters = [entry["name"] for entry in self.attachment.describe()]
         self.attachment.close()
 
     def __enter__(self) -> Monitored:

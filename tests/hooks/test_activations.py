@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from msmon_hooks import Clock, Selector, Target, Targets
+from msmon_hooks import Clock, Elements, Sides, Targets
 
 from .recorder import Monitored
 
 
 def watch(
-    model: nn.Module, *, targets: dict[str, Target] | None = None, all_modules: bool = False, clock=None
+    model: nn.Module, *, targets: dict[str, Sides] | None = None, all_modules: bool = False, clock=None
 ) -> Monitored:
     parameters = list(model.parameters()) or [nn.Parameter(torch.ones(1))]
     return Monitored(
@@ -369,22 +369,22 @@ def test_packed_and_nested_values():
 
 
 SPEC = [
-    ({}, {"input": Selector(length=1)}, ["b.input"]),
-    ({}, {"output": Selector(length=2, index=1)}, ["b.output_1"]),
-    ({}, {"output": Selector(length=2)}, ["b.output_0", "b.output_1"]),
-    ({}, {"output": Selector()}, ["b.output_0", "b.output_1"]),
-    ({}, {"input": Selector(), "output": Selector(index=0)}, ["b.input", "b.output_0"]),
+    ({}, {"input": Elements(length=1)}, ["b.input"]),
+    ({}, {"output": Elements(length=2, index=1)}, ["b.output_1"]),
+    ({}, {"output": Elements(length=2)}, ["b.output_0", "b.output_1"]),
+    ({}, {"output": Elements()}, ["b.output_0", "b.output_1"]),
+    ({}, {"input": Elements(), "output": Elements(index=0)}, ["b.input", "b.output_0"]),
 ]
 
 
-@pytest.mark.parametrize(("grads", "selectors", "names"), SPEC)
-def test_selectors(grads, selectors, names):
+@pytest.mark.parametrize(("grads", "elements", "names"), SPEC)
+def test_elements(grads, elements, names):
     model = nn.Sequential(
         OrderedDict(
             a=nn.Linear(3, 4), b=Returns(lambda x: (x[:, :1], x[:, 1:])), c=Returns(lambda p: p[0] + p[1].sum())
         )
     )
-    targets = {"b": Target(selectors={**selectors, **{f"{slot}_grad": value for slot, value in selectors.items()}})}
+    targets = {"b": Sides(elements={**elements, **{f"{side}_grad": value for side, value in elements.items()}})}
     with watch(model, targets=targets) as monitored:
         model(torch.randn(2, 3)).sum().backward()
         assert monitored.recorder.names("actv", 0, 0) == names
@@ -392,7 +392,7 @@ def test_selectors(grads, selectors, names):
         assert monitored.notes == []
 
 
-def test_selectors_of_keyword_inputs_and_mappings():
+def test_elements_of_keyword_inputs_and_mappings():
     class Keywords(nn.Module):
         def forward(self, x, mask=None, scale=None):
             return {"out": x * mask * scale, "mask": mask}
@@ -400,21 +400,21 @@ def test_selectors_of_keyword_inputs_and_mappings():
     model = nn.Sequential()
     model.register_module("b", Keywords())
     model.forward = lambda x: model.b(x, mask=x * 2, scale=x * 3)["out"]
-    for selector, names in (
-        ({"input": Selector(length=1, index=0)}, ["b.input_0"]),
-        ({"input": Selector(length=3, index=2)}, ["b.input_scale"]),
-        ({"input": Selector(length=1)}, ["b.input_0"]),
-        ({"input": Selector(length=3)}, ["b.input_0", "b.input_mask", "b.input_scale"]),
-        ({"output": Selector(length=2, index=1)}, ["b.output_mask"]),
+    for elements, names in (
+        ({"input": Elements(length=1, index=0)}, ["b.input_0"]),
+        ({"input": Elements(length=3, index=2)}, ["b.input_scale"]),
+        ({"input": Elements(length=1)}, ["b.input_0"]),
+        ({"input": Elements(length=3)}, ["b.input_0", "b.input_mask", "b.input_scale"]),
+        ({"output": Elements(length=2, index=1)}, ["b.output_mask"]),
     ):
-        with watch(model, targets={"b": Target(selectors=selector)}) as monitored:
+        with watch(model, targets={"b": Sides(elements=elements)}) as monitored:
             model(torch.randn(2))
             assert monitored.recorder.names("actv", 0, 0) == names
 
 
 def test_a_wrong_number_of_elements_is_said_once(caplog):
     model = nn.Sequential(nn.Linear(3, 4), Returns(lambda x: (x, x * 2)), Returns(lambda p: p[0]))
-    with watch(model, targets={"1": Target(selectors={"output": Selector(length=3, index=0)})}) as monitored:
+    with watch(model, targets={"1": Sides(elements={"output": Elements(length=3, index=0)})}) as monitored:
         for _ in range(3):
             model(torch.randn(2, 3))
         text = "targets: output of 1 has 2 elements, not 3: not monitored"
@@ -426,7 +426,7 @@ def test_a_wrong_number_of_elements_is_said_once(caplog):
 def test_targets_and_their_stages():
     chunks = [nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(2)]
     optimizer = torch.optim.SGD([p for chunk in chunks for p in chunk.parameters()], lr=0.0)
-    targets = Targets({"0": Target(), "1:1": Target(), "0:1.weight": Target()})
+    targets = Targets({"0": Sides(), "1:1": Sides(), "0:1.weight": Sides()})
     with Monitored(chunks, optimizer, activations=True, weights=True, targets=targets) as monitored:
         chunks[1](chunks[0](torch.randn(2, 3))).sum().backward()
         optimizer.step()
@@ -439,6 +439,68 @@ def test_targets_and_their_stages():
 
 def test_a_name_that_matches_nothing_is_reported(caplog):
     model = nn.Sequential(OrderedDict(fc1=nn.Linear(3, 3), fc2=nn.Linear(3, 3)))
-    with watch(model, targets={"fc3": Target(), "fc1": Target()}) as monitored:
+    with watch(model, targets={"fc3": Sides(), "fc1": Sides()}) as monitored:
         assert monitored.notes == ["targets: nothing in the model is called 'fc3'; near: fc2, fc1"]
         assert "'fc3'" in caplog.text
+
+
+class NoneForOne(torch.autograd.Function):
+    """Tells autograd that one of its inputs gets no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Merges(nn.Module):
+    def forward(self, x, y):
+        return NoneForOne.apply(x, y)
+
+
+class Splits(nn.Module):
+    """Returns pieces, of which the model uses one."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x):
+        return self.how(x)
+
+
+class Partly(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.splits, self.merges = nn.Linear(4, 4), Splits(how), Merges()
+        self.side, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        used = self.splits(hidden)[0]
+        merged = self.merges(hidden, self.side(x))
+        return self.last(merged).sum() + used.sum()
+
+
+@pytest.mark.parametrize("how", [lambda x: x.unbind(1), lambda x: x.chunk(2, 1), lambda x: x.split(1, 1)])
+def test_tensors_that_autograd_gives_no_gradient(how):
+    """Autograd then calls hooks with None. That tensor has no row, with the reason; all others have theirs."""
+    model = Partly(how)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Monitored(model, optimizer, activation_gradients=True) as monitored:
+        for _ in range(2):
+            model(torch.randn(5, 4)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        missing = monitored.missing()
+        assert monitored.notes == []
+    rows = {name for kind, name, step, _ in monitored.recorder.rows if (kind, step) == ("actv_grad", 1)}
+    assert {"first.output", "splits.input", "splits.output_0", "merges.input_0", "merges.output", ".output"} <= rows
+    without = {name for (kind, name) in missing if kind == "actv_grad"}
+    assert {"splits.output_1", "merges.input_1", "side.output"} <= without
+    assert not without & rows
+    for name in ("splits.output_1", "merges.input_1"):
+        assert missing["actv_grad", name].startswith("autograd gave None"), missing

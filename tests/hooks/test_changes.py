@@ -132,3 +132,25 @@ def test_sparse_gradients():
     assert sparse.keys() == dense.keys()
     for row, value in dense.items():
         assert sparse[row] == pytest.approx(value, rel=1e-2 if row[2] else 1e-6), row
+
+
+@pytest.mark.parametrize("first_in_the_step", [True, False])
+def test_a_call_with_other_parameters_changes_nothing(first_in_the_step):
+    """`torch.func.functional_call` puts other tensors into the modules while they run."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    others = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
+    with Monitored(model, optimizer, **EVERYTHING) as monitored:
+        for step in range(3):
+            loss = 0.0 if first_in_the_step else model(torch.randn(5, 4)).sum()
+            if step == 1:
+                torch.func.functional_call(model, others, (torch.randn(5, 4),)).sum().backward()
+            loss = loss + model(torch.randn(5, 4)).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for step in range(3):
+        for kind in ("grad_unreduced", "grad_reduced", "param_origin", "param_updated", *(["state"] * bool(step))):
+            found = {name for data_type, name, at, _ in monitored.recorder.rows if (data_type, at) == (kind, step)}
+            assert len(found) == 16, (kind, step)

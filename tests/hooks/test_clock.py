@@ -6,19 +6,38 @@ import pytest
 import torch
 from torch import nn
 
-from msmon_hooks import Clock, Schedule
+from msmon_hooks import Clock, Schedule, StepEnd
 
 from .recorder import Monitored
 
 
-class Trace(list):
-    def __call__(self, event: str, step: int, micro_step: int) -> None:
-        self.append(f"{event} {step}.{micro_step}")
+class Tracing(Clock):
+    """Writes down what it is told."""
+
+    def __init__(self, trace: list[str], **settings) -> None:
+        super().__init__(**settings)
+        self.trace = trace
+
+    def forward_begins(self, stage: int = 0) -> None:
+        super().forward_begins(stage)
+        self.trace.append(f"forward {self.step}.{self.micro_step_of(stage)}")
+
+    def backward_reaches(self, micro_step: int) -> None:
+        # Every output of the root tells of it.
+        event = f"backward {self.step}.{micro_step}"
+        super().backward_reaches(micro_step)
+        if self.trace[-1] != event:
+            self.trace.append(event)
+
+    def step_ends(self, **settings) -> StepEnd:
+        event = super().step_ends(**settings)
+        self.trace.append(f"{'skipped step' if event.skipped else 'step'} {event.step}.{event.last_micro_step}")
+        return event
 
 
 @pytest.fixture
-def trace() -> Trace:
-    return Trace()
+def trace() -> list[str]:
+    return []
 
 
 def mlp() -> nn.Sequential:
@@ -32,10 +51,20 @@ def backward(model: nn.Module) -> torch.Tensor:
     return loss
 
 
-def watch(model, optimizer, trace, **clock) -> Monitored:
-    return Monitored(
-        model, optimizer, clock=Clock(trace=trace, **clock), weight_gradients=True, activations=True, moments=True
-    )
+def watch(model, optimizer, trace, *, request=None, **settings) -> Monitored:
+    """Traces what the clock is told, and when the gradients are read that an update consumes."""
+    clock = Tracing(trace, **settings)
+    request = request or {"weight_gradients": True, "activations": True, "moments": True}
+    monitored = Monitored(model, optimizer, clock=clock, **request)
+    record = monitored.recorder.record
+
+    def recorded(refs, handles):
+        if refs[0].data_type == "grad_reduced":
+            trace.append(f"gradients {clock.step}.{clock.micro_step}")
+        record(refs, handles)
+
+    monitored.recorder.record = recorded
+    return monitored
 
 
 def test_plain_loop(trace):
@@ -73,14 +102,8 @@ def test_forwards_before_their_backwards(trace):
     """As pipelines do: the gradient is complete when the last micro-step's backward ends, not when its forward does."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Monitored(
-        model,
-        optimizer,
-        clock=Clock(trace=trace, grad_acc_steps=3),
-        weight_gradients=True,
-        each_micro_step=True,
-        activation_gradients=True,
-    ) as monitored:
+    request = {"weight_gradients": True, "each_micro_step": True, "activation_gradients": True}
+    with watch(model, optimizer, trace, grad_acc_steps=3, request=request) as monitored:
         losses = [model(torch.full((1, 4), float(n))).sum() for n in range(3)]
         for loss in losses:
             loss.backward()
@@ -99,16 +122,15 @@ def test_virtual_stages_count_their_own(trace):
     """Of two chunks the first runs ahead."""
     first, second = nn.Linear(4, 4), nn.Linear(4, 2)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
-    clock = Clock(trace=trace, grad_acc_steps=2)
-    with Monitored([first, second], optimizer, clock=clock, activations=True) as monitored:
+    request = {"activations": True}
+    with watch([first, second], optimizer, trace, grad_acc_steps=2, request=request) as monitored:
         hidden = [first(torch.randn(1, 4)) for _ in range(2)]
         for value in hidden:
             second(value).sum().backward()
         optimizer.step()
     assert trace == [
         *("forward 0.0", "forward 0.1"),
-        *("forward 0.0", "backward 0.0", "forward 0.1", "backward 0.1"),
-        *("gradients 0.1", "step 0.1"),
+        *("forward 0.0", "backward 0.0", "forward 0.1", "backward 0.1", "step 0.1"),
     ]
     stages = {(ref.vpp_stage, ref.micro_step) for ref in monitored.recorder.refs.values()}
     assert stages == {(0, 0), (0, 1), (1, 0), (1, 1)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 import weakref
 from collections import Counter
 
@@ -12,6 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msmon.pytorch import TrainerMon
+
+from .recorder import Monitored
 
 MONITORS = {
     "wg_distribution": True,
@@ -111,7 +114,7 @@ def test_operators(monitor):
 
 def test_statistics_add_no_operator(monitor):
     """The compiled kernel reads the tensors where they lie."""
-    pytest.importorskip("numba")
+    pytest.importorskip("llvmlite")
     fields = {name: value for name, value in MONITORS.items() if not name.startswith(("mg", "recording", "l2"))}
     unmonitored = operators_of_steps(*model_and_optimizer(), 2)
     model, optimizer = model_and_optimizer()
@@ -132,6 +135,36 @@ def test_one_transfer_a_sampled_step(monitor):
         step(model, optimizer, torch.randn(4, 16))
         counts.append(len(transfers))
     assert counts == [1, 1, 2, 2]
+
+
+FRAMES = {
+    "actv": 5,
+    "actv_grad": 3,
+    "grad_unreduced": 6,
+    "grad_reduced": 8,
+    "exp_avg": 10,
+    "exp_avg_sq": 10,
+    "param_origin": 9,
+    "param_updated": 10,
+}
+"""How many functions of ours lie between what torch calls and the observer, at most."""
+
+
+def test_the_way_from_a_hook_to_the_observer_is_short():
+    model, optimizer = model_and_optimizer()
+    kinds = ("activations", "activation_gradients", "weight_gradients", "moments", "weights")
+    frames: dict[str, set[int]] = {}
+    with Monitored(model, optimizer, **dict.fromkeys(kinds, True)) as monitored:
+
+        def record(refs, handles):
+            ours = [one for one in traceback.extract_stack() if "/msmon_hooks/" in one.filename]
+            frames.setdefault(refs[0].data_type, set()).add(len(ours))
+
+        monitored.recorder.record = record
+        for _ in range(2):
+            step(model, optimizer, torch.randn(4, 16))
+    assert frames.keys() == FRAMES.keys()
+    assert all(max(found) <= FRAMES[data_type] for data_type, found in frames.items()), frames
 
 
 class Peak(TorchDispatchMode):

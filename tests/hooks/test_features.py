@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from msmon_hooks import Feature, ShortNames, Target, Targets
+from msmon_hooks import Feature, ShortNames, Sides, Targets
 from msmon_stats import features
 
 from .cases import CASES, Experts, Sequence, gpt2, llama
@@ -63,13 +63,15 @@ def test_direction_of_momentum_sgd_and_of_an_optimizer_without():
         one_step(model, momentum, torch.ones(5, 4))
         one_step(model, momentum, torch.ones(5, 4))
         assert set(directions(monitored, 1)) == {name for name, _ in model.named_parameters()}
-        assert monitored.notes == []
+        assert set(monitored.missing()) == set()
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     with Monitored(model, plain, sign_agreement=features.sign_agreement) as monitored:
         one_step(model, plain)
         one_step(model, plain)
         assert directions(monitored, 1) == {}
-        assert monitored.notes == ["mg_direction: SGD keeps no momentum"]
+        # The rows of the first step, before which no optimizer has a momentum, do not stand for the others.
+        assert set(monitored.missing().values()) == {"nothing of it in SGD.state"}
+        assert len(monitored.missing()) == 4
 
 
 def test_direction_of_a_sparse_gradient():
@@ -309,7 +311,7 @@ def test_call_stacks():
     stacks = {}
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    targets = Targets({"0": Target(), "": Target()})
+    targets = Targets({"0": Sides(), "": Sides()})
     with Monitored(model, optimizer, on_stacks=stacks.update, targets=targets) as monitored:
         for _ in range(2):
             one_step(model, optimizer)
@@ -367,13 +369,14 @@ def test_squashed_rows_are_all_there():
             CASES["llama"].loss(model).backward()
             optimizer.step()
             optimizer.zero_grad()
+            described = monitored.attachment.describe()
         assert monitored.recorder.doubled() == []
         found.append(monitored)
     long, short = found
     assert len(short.recorder.rows) == len(long.recorder.rows)
     assert len(short.missing()) == len(long.missing())
     full = {name for name, _ in model.named_parameters()}
-    entries = {entry["name"]: entry["aliases"] for entry in short.attachment.describe()}
+    entries = {entry["name"]: entry["aliases"] for entry in described}
     assert len(entries) == len(full)
     shortened = {name: aliases[0] for name, aliases in entries.items() if name not in full}
     assert shortened

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -149,3 +151,71 @@ def test_the_class_is_given_back():
     first.close()
     second.close()
     assert {key: vars(key[0]).get(key[1]) for key in before} == before
+
+
+class Queue:
+    """Stands in for an accelerator: a copy to the host arrives when it is waited for."""
+
+    def __init__(self):
+        self.pending, self.waited = [], 0
+
+    def device(self, device):
+        return contextlib.nullcontext()
+
+    def Event(self):
+        queue, copies = self, []
+
+        class Event:
+            def record(self):
+                copies.extend(queue.pending)
+
+            def synchronize(self):
+                queue.waited += 1
+                for copy, value in copies:
+                    copy.fill_(value)
+
+        return Event()
+
+
+QUEUE = Queue()
+
+
+class OnDevice(torch.Tensor):
+    """A number whose copies to the host hold something else for a while."""
+
+    device = torch.device("xpu", 0)
+
+    def to(self, device, *, non_blocking=False):
+        assert (device, non_blocking) == ("cpu", True)
+        copy = torch.tensor(7e-32)
+        QUEUE.pending.append((copy, SCALE))
+        return copy
+
+
+class ScalerOfADevice(torch.amp.GradScaler):
+    def scale(self, outputs):
+        return outputs * SCALE
+
+    def step(self, optimizer):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad /= SCALE
+        return optimizer.step()
+
+
+def test_a_scale_on_another_device_is_read_when_it_has_arrived(monkeypatch):
+    """Gradients in the memory of the host, the loss and its scale elsewhere."""
+    monkeypatch.setattr(torch, "xpu", QUEUE)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = ScalerOfADevice("cpu", init_scale=SCALE)
+    scaler._scale = torch.tensor(SCALE).as_subclass(OnDevice)
+    with Monitored(model, optimizer, weight_gradients=True, activation_gradients=True) as monitored:
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+        scaler.step(optimizer)
+    rows = monitored.recorder.rows
+    for row in (("actv_grad", ".output", 0, 0), ("grad_unreduced", "bias", 0, None), ("grad_reduced", "bias", 0, None)):
+        assert rows[row] == pytest.approx(2.0 if row[0] != "actv_grad" else 2**0.5), row
+    # One copy for the loss, begun with it.
+    assert len(QUEUE.pending) == 1
+    assert QUEUE.waited > 0

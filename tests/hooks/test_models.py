@@ -82,8 +82,10 @@ def weight_rows(case: Case) -> dict[str, set[tuple[str, str, int, int | None]]]:
             if parameter.requires_grad:
                 found["param"] |= {(kind, plain, step, None) for kind in ("param_origin", "param_updated")}
             if parameter in optimizer.state:
-                kinds = ("exp_avg",) if momentum else ("exp_avg", "exp_avg_sq")
-                found["mv"] |= {(kind, plain, step, None) for kind in kinds}
+                if momentum:
+                    found["mv"].add(("state", f"{plain}.momentum_buffer", step, None))
+                else:
+                    found["mv"] |= {(kind, plain, step, None) for kind in MOMENTS}
             if parameter.grad is not None:
                 found["wg"] |= {(kind, plain, step, None) for kind in ("grad_unreduced", "grad_reduced")}
                 found["mbs"].add(("grad_reduced", plain, step, None))
@@ -128,10 +130,7 @@ def missing_rows(monitored: Monitored, case: Case, monitor: str, activations: Ex
     """What coverage should list: parameters that have no such tensor, modules that were never called, activations
     that no gradient reached."""
     kinds = {"wg": GRADIENTS, "mbs": GRADIENTS, "mv": MOMENTS, "param": WEIGHTS, "all": GRADIENTS + MOMENTS + WEIGHTS}
-    names = [weight.name for weight in monitored.attachment.weights]
-    found = {(kind, name) for kind in kinds.get(monitor, ()) for name in names}
-    if case is CASES["momentum"]:
-        found = {(kind, name) for kind, name in found if kind != "exp_avg_sq"}
+    found = {(kind, name) for kind in kinds.get(monitor, ()) for name in monitored.parameters}
     found -= {(data_type, name) for data_type, name, _, _ in monitored.recorder.rows}
     if monitor in ("forward", "all"):
         found |= {("actv", name) for name in activations.unused}

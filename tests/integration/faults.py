@@ -29,7 +29,7 @@ POINTS = {
     "gradient.read": "msmon_hooks.activation_gradients:ActivationGradients.read",
     "weights.attach": "msmon_hooks.weights:WeightHooks.attach",
     "weights.step_begins": "msmon_hooks.weights:WeightHooks.step_begins",
-    "weights.gradient": "msmon_hooks.weights:WeightHooks._gradient_ready",
+    "weights.gradient": "msmon_hooks.weights:WeightHooks.accumulated",
     "weights.step_ends": "msmon_hooks.weights:WeightHooks.step_ends",
     "weights.read": "msmon_hooks.weights:WeightHooks._read",
     "model.changes": "msmon_hooks.torch.model_changes:ModelChanges.check",
@@ -39,7 +39,7 @@ POINTS = {
     # what an engine answers
     "engine.weights": "msmon_hooks.torch.grads.source:GradientSource.weights",
     "engine.trains": "msmon_hooks.gradients:GradientSource.trains",
-    "engine.attach": "msmon_hooks.torch.grads.plain:PlainGradients.attach",
+    "engine.attach": "msmon_hooks.torch.grads.source:GradientSource.attach",
     "engine.attach_update": "msmon_hooks.gradients:GradientSource.attach_update",
     "engine.reduced": "msmon_hooks.torch.grads.source:GradientSource.reduced",
     "engine.value": "msmon_hooks.torch.grads.source:GradientSource.value",
@@ -76,7 +76,7 @@ DYNAMIC_POINTS = {
     "switch_off": "msmon.config.dynamic_switch:switch_off",
     "switch.close": "msmon.config.dynamic_switch:DynamicSwitch.close",
     "session": "msmon.monitor:Session",
-    "reattach": "msmon_hooks.torch.attach:Attachment._hook",
+    "reattach": "msmon_hooks.readers:Readers.attach",
     "run_dir": "msmon.monitor:make_run_dir",
 }
 

@@ -92,8 +92,8 @@ def test_a_function_that_jit_compiles(capture, trained_twice, output_dir, caplog
 
     trained_twice(lambda: build("mlp"), run)
     # The function says nothing of itself before it runs.
-    assert caplog.text.count("a function that jit compiles") == 1
+    assert caplog.text.count("a function that is compiled as a whole") == 1
     found = coverage(output_dir)
-    assert any("a function that jit compiles" in note for note in found["notes"])
+    assert any("a function that is compiled as a whole" in note for note in found["notes"])
     assert found["seen"]["actv"] == 0
     assert found["seen"]["grad_reduced"] == found["seen"]["param_updated"] == 4

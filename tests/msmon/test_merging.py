@@ -186,3 +186,47 @@ def test_damaged_partials(tmp_path):
     report = merge_ranks(tmp_path)
     assert (report.rows, report.from_digits) == (2, 2)
     assert "steps_1-1.bin is damaged" in report.notes[0]
+
+
+def test_optimizer_state(tmp_path):
+    """Parts of the parameter's own cut are joined; a tensor of another size is each rank's own."""
+    for rank, (start, stop) in {0: (0, 4), 1: (4, 7)}.items():
+        run_dir = msmon_io.create_run_dir(tmp_path, rank)
+        shards = [{"data_types": ["exp_avg"], "part": f"{start}:{stop}", "local_numel": stop - start}]
+        whole = entry(rank, name="bias", shards=[], shape=[3], numel=3)
+        config = {"ndigits": 17, "step_count_per_record": 1, "ops": ["norm", "shape"]}
+        tensors = [entry(rank, shards=shards), whole]
+        msmon_io.write_json(run_dir / "run.json", {"rank": rank, "pp_stage": 0, "config": config, "tensors": tensors})
+        names = ["w.momentum_buffer", "w.Q.0", "bias.momentum_buffer", "bias.Q.0"]
+        values = [WHOLE[start:stop], np.ones(5), np.full(3, 2.0), np.full((2, 2), 3.0)]
+        shapes = [f"[{stop - start}]", "[5]", "[3]", "[2, 2]"]
+        matrix = np.array([partial(value.reshape(-1)) for value in values])
+        with msmon_io.CsvWriter(run_dir, ndigits=17, step_count_per_record=1) as writer:
+            writer.write(
+                Table(
+                    data_type="state",
+                    step=0,
+                    names=names,
+                    vpp_stages=[0] * 4,
+                    ops=["norm", "shape"],
+                    values=finalize(matrix, ["norm"]),
+                    text={"shape": shapes},
+                )
+            )
+        parts = [Shard((7,), (stop - start,), f"{start}:{stop}"), Shard((-1,), (5,), f"rank {rank}")]
+        refs = [
+            TensorRef("state", name, 0, None, 0, (0,), shard.local_shape, "torch.float32", shard=shard)
+            for name, shard in zip(names, parts, strict=False)
+        ]
+        PartialsWriter(run_dir, step_count_per_record=1).write(0, refs, matrix[:2])
+    report = merge_ranks(tmp_path)
+    (path,) = report.run_dirs[0].glob("state_*.csv")
+    (table,) = msmon_io.read_csv(path)
+    assert list(zip(table.names, table.text["shape"], strict=True)) == [
+        ("w.momentum_buffer", "[7]"),
+        ("bias.momentum_buffer", "[3]"),
+        ("bias.Q.0", "[2, 2]"),
+    ]
+    norms = [row[0] for row in table.rows()]
+    assert norms == pytest.approx([np.linalg.norm(WHOLE), np.sqrt(12), 6.0])
+    assert (report.rows, report.sharded, report.incomplete) == (3, 1, {})

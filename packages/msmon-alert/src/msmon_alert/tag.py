@@ -33,6 +33,7 @@ _OF_PARAMETER = {
     "post_grad": "gradient of {}",
     "exp_avg": "first moment of {}",
     "exp_avg_sq": "second moment of {}",
+    "state": "optimizer state {}",
 }
 
 

@@ -13,7 +13,7 @@ from msmon_hooks.l2_features import Feature
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import CollectiveRequest, Request
 from msmon_hooks.short_names import ShortNames
-from msmon_hooks.targets import Selector, Target, Targets
+from msmon_hooks.targets import Elements, Sides, Targets
 
 __version__ = "0.1.0"
 
@@ -25,17 +25,17 @@ __all__ = [
     "CollectiveRequest",
     "Coverage",
     "DataType",
+    "Elements",
     "Feature",
     "Guarded",
     "Observer",
     "Registrations",
     "Request",
     "Schedule",
-    "Selector",
     "Shard",
     "ShortNames",
+    "Sides",
     "StepEnd",
-    "Target",
     "Targets",
     "TensorRef",
     "__version__",

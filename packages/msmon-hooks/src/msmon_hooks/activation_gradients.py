@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import Any
 
-from msmon_hooks.clock import Clock
-from msmon_hooks.coverage import Coverage
-from msmon_hooks.events import Observer
-from msmon_hooks.framework import Framework
-from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
-from msmon_hooks.loss_scale import LossScale
-from msmon_hooks.measured import Measured
-from msmon_hooks.ref_cache import RefCache
-
-if TYPE_CHECKING:
-    from msmon_hooks.calls import Call
+from msmon_hooks.module_calls import ModuleCall
+from msmon_hooks.recording import Recording
+from msmon_hooks.registrations import Registrations
 
 INPUT = ("input_grad", 0)
 OUTPUT = ("output_grad", 1)
 """What targets calls the gradients of a side of a module, and its place in the order of rows."""
+
+_NONE = "autograd gave None as its gradient: it is not used, or a backward function of the program's own says so"
+
+Uses = list[tuple[ModuleCall, str, tuple[int, int]]]
+"""The calls that saw a tensor, each with the tensor's name there and its position: side, index among the tensors."""
 
 
 class _GradientOf(Hook):
     """Reads the gradient of one tensor, for every name under which a module saw that tensor."""
 
     def __init__(self, owner: ActivationGradients, step: int, is_leaf: bool) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
         self.step = step
         self.is_leaf = is_leaf
-        self.uses: list[tuple[Call, str, tuple[int, int]]] = []
+        self.uses: Uses = []
 
-    def __call__(self, gradient: Any) -> None:
-        owner = self.owner
+    def fire(self, gradient: Any) -> None:
         # A graph that outlives its step belongs to no row.
-        if self.uses and owner.active and owner.clock.step == self.step and owner.part.enabled:
-            try:
-                owner.read(self.uses, gradient)
-            except Exception as error:
-                owner.part.fail(error)
+        if self.uses and self.owner.clock.step == self.step:
+            self.owner.read(self.uses, gradient)
             if self.is_leaf:
                 # Every backward that reaches a leaf calls its hook; the uses so far have had theirs.
                 self.uses.clear()
@@ -51,70 +46,58 @@ class ActivationGradients:
     (output of one, input of the next) gets one hook and is read once.
     """
 
-    def __init__(
-        self,
-        *,
-        framework: Framework,
-        clock: Clock,
-        observer: Observer,
-        part: Guarded,
-        coverage: Coverage,
-        loss_scale: LossScale,
-    ) -> None:
-        self.clock = clock
-        self.part = part
-        self.active = True
-        self._framework = framework
-        self._observer = observer
-        self._coverage = coverage
-        self._loss_scale = loss_scale
-        self._hooked = Measured(framework)
-        self._measured = Measured(framework)
-        self._refs = RefCache()
+    def __init__(self, recording: Recording) -> None:
+        self.guard = recording.guards("activation gradients")
+        self.clock = recording.clock
+        self._recording = recording
+        self._hooks: dict[int, tuple[weakref.ref[Any], int | None, _GradientOf]] = {}
         self._expected: set[tuple[int, str]] = set()
-        self._leaf_handles: list[Any] = []
+        self._leaves = Registrations()
 
-    def watch(self, tensor: Any, call: Call, name: str, position: tuple[int, int]) -> None:
+    def watch(self, tensor: Any, call: ModuleCall, name: str, position: tuple[int, int]) -> None:
         """Have the gradient of `tensor` read under `name`.
 
         `position`: side of the module, index among the tensors there.
         """
-        hook = self._hooked.get(tensor)
-        if hook is None:
-            hook = _GradientOf(self, self.clock.step, self._framework.is_leaf(tensor))
-            handle = self._framework.register_hook(tensor, hook)
-            if hook.is_leaf:
-                # The hook of a leaf outlives the graph; it would be there again in every step.
-                self._leaf_handles.append(handle)
-            self._hooked.put(tensor, hook)
-        hook.uses.append((call, name, position))
-        key = call.site.vpp_stage, name
-        if key not in self._expected and self._framework.requires_grad(tensor):
-            self._expected.add(key)
-            self._coverage.expect("actv_grad", name, "no gradient reached it", stage=call.site.vpp_stage)
+        framework, stage = self._recording.framework, call.site.vpp_stage
+        self._hook(tensor).uses.append((call, name, position))
+        if (stage, name) not in self._expected and framework.requires_grad(tensor):
+            self._expected.add((stage, name))
+            self._recording.coverage.expect("actv_grad", name, "no gradient reached it", stage=stage)
 
-    def read(self, uses: list[tuple[Call, str, tuple[int, int]]], gradient: Any) -> None:
-        """The gradient has been computed."""
-        scale = self._loss_scale.of(gradient)
-        (handle,) = self._measured.handles([gradient], lambda new: self._observer.measure(new, scale))
-        shape, dtype, _ = self._framework.describe(gradient)
+    def _hook(self, tensor: Any) -> _GradientOf:
+        """The hook of this tensor at this place in the graph, which an operation in place moves."""
+        framework = self._recording.framework
+        version = framework.version(tensor)
+        known = self._hooks.get(id(tensor))
+        if known is not None and version is not None and known[1] == version and known[0]() is tensor:
+            return known[2]
+        hook = _GradientOf(self, self.clock.step, framework.is_leaf(tensor))
+        removable = framework.register_hook(tensor, hook)
+        if hook.is_leaf:
+            # The hook of a leaf outlives the graph; it would be there again in every step.
+            self._leaves.add(removable)
+        self._hooks[id(tensor)] = (weakref.ref(tensor), version, hook)
+        return hook
+
+    def read(self, uses: Uses, gradient: Any) -> None:
+        """The gradient has been computed; None: autograd has none for this tensor."""
+        recording = self._recording
+        if gradient is None:
+            for call, name, _ in uses:
+                recording.coverage.explain("actv_grad", name, _NONE, stage=call.site.vpp_stage)
+            return
+        (handle,) = recording.observer.measure([gradient], recording.loss_scale.of(gradient))
+        shape, dtype, _ = recording.framework.describe(gradient)
         refs = []
         for call, name, position in uses:
             order = (call.micro_step, -call.end, *position)
             number = self.clock.next_call_id()
             stage = call.site.vpp_stage
-            refs.append(self._refs.ref("actv_grad", name, stage, call.micro_step, number, order, shape, dtype))
-        self._observer.record(refs, [handle] * len(refs))
+            refs.append(recording.refs.ref("actv_grad", name, stage, call.micro_step, number, order, shape, dtype))
+        recording.observer.record(refs, [handle] * len(refs))
 
     def step_ends(self) -> None:
         """Forget the step's tensors and take the hooks of leaves off."""
-        self._hooked.clear()
-        self._measured.clear()
-        for handle in self._leaf_handles:
-            handle.remove()
-        self._leaf_handles.clear()
-
-    def close(self) -> None:
-        """Hooks that still sit in graphs do nothing from now on."""
-        self.active = False
-        self.step_ends()
+        self._hooks.clear()
+        self._leaves.close()

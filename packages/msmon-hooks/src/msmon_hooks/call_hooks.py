@@ -8,7 +8,7 @@ from msmon_hooks.hooks import Hook
 
 
 class CallHook(Hook):
-    """A hook on calls of a module. Subclasses say in `fire` what it does."""
+    """A hook on calls of a module."""
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The module is called, or has returned `output`."""
@@ -26,7 +26,7 @@ class AfterCall(CallHook):
     """Also when the module raised; `output` is None then."""
 
 
-class ModuleCalls(Protocol):
+class CallHooks(Protocol):
     """Takes hooks on calls of modules."""
 
     def add(self, module: Any, hook: BeforeCall | AfterCall) -> None:
@@ -34,3 +34,9 @@ class ModuleCalls(Protocol):
 
     def remove(self, module: Any, hook: BeforeCall | AfterCall) -> None:
         """Take a hook off."""
+
+    def refresh(self) -> None:
+        """Notice modules that are called in another way since they were hooked: that were compiled."""
+
+    def close(self) -> None:
+        """Take all hooks off all modules; harmless when called again."""

@@ -43,8 +43,6 @@ class Clock:
         start_iteration: number of the first step.
         grad_acc_steps: micro-steps per step.
         schedule: which steps are sampled; default: all.
-        trace: called with every event, as `(event, step, micro_step)`: `forward` and `backward` of a micro-step
-            begin, `gradients` are what the update consumes, `step` or `skipped step` has ended.
 
     Example:
         >>> clock = Clock(grad_acc_steps=2)
@@ -60,14 +58,7 @@ class Clock:
         (1, 0)
     """
 
-    def __init__(
-        self,
-        *,
-        start_iteration: int = 0,
-        grad_acc_steps: int = 1,
-        schedule: Schedule | None = None,
-        trace: Callable[[str, int, int], None] | None = None,
-    ) -> None:
+    def __init__(self, *, start_iteration: int = 0, grad_acc_steps: int = 1, schedule: Schedule | None = None) -> None:
         self.step = start_iteration
         """Number of the step in flight."""
         self.grad_acc_steps = grad_acc_steps
@@ -77,7 +68,6 @@ class Clock:
         """Returns a number that counts up within the step, from 0. Threads may call it at once."""
         self._forwards: dict[int, int] = {}
         self._backward: int | None = None
-        self._trace = trace if trace is not None else lambda event, step, micro_step: None
         self._schedule = schedule or Schedule()
         self.sampled = self._schedule.samples(self.step, self.taken)
         """Whether the step in flight is recorded."""
@@ -121,22 +111,14 @@ class Clock:
         """A training forward of a root module begins, and with it a micro-step of that model chunk."""
         self._forwards[stage] = self._forwards.get(stage, 0) + 1
         self._backward = None
-        self._trace("forward", self.step, self.micro_step_of(stage))
 
     def backward_reaches(self, micro_step: int) -> None:
         """A backward has reached the root's output of a micro-step. Pipelines run several forwards before it."""
-        if micro_step != self._backward:
-            self._backward = micro_step
-            self._trace("backward", self.step, micro_step)
-
-    def gradients_ready(self) -> None:
-        """The gradients are what the update consumes; with a closure, after each of its calls."""
-        self._trace("gradients", self.step, self.micro_step)
+        self._backward = micro_step
 
     def step_ends(self, *, skipped: bool = False, skip_handle: int = -1) -> StepEnd:
         """The optimizer's step has ended, or a loss scaler has skipped it."""
         event = StepEnd(self.step, self.sampled, skipped, self.micro_step, skip_handle)
-        self._trace("skipped step" if skipped else "step", self.step, self.micro_step)
         self.taken += self.sampled
         self.step += 1
         self._forwards.clear()

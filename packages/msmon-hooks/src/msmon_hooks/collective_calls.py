@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from attrs import field, frozen
 
-C = TypeVar("C", bound="Call")
+C = TypeVar("C", bound="CollectiveCall")
 
 Tensors = dict[int, list[Any]]
 """Position of the argument -> its tensors."""
@@ -68,7 +68,7 @@ class Signature:
 
 
 @frozen(kw_only=True)
-class Call:
+class CollectiveCall:
     """One call of a collective on this rank. A framework says what a tensor is, and who this rank is."""
 
     name: str

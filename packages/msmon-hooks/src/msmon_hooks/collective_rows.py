@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from msmon_hooks.clock import Clock
-from msmon_hooks.coverage import Coverage
-from msmon_hooks.events import Observer, TensorRef
-from msmon_hooks.guard import Guarded, logger
+from msmon_hooks.events import TensorRef
+from msmon_hooks.guard import logger
+from msmon_hooks.recording import Recording
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import CollectiveRequest
 
@@ -23,14 +22,11 @@ _FRAMES = 12
 class CollectiveRows:
     """Rows `<function>.pre_<argument>` and `<function>.post_<argument>`; all calls of a step make one row."""
 
-    def __init__(
-        self, request: CollectiveRequest, *, clock: Clock, observer: Observer, part: Guarded, coverage: Coverage
-    ) -> None:
+    def __init__(self, recording: Recording, request: CollectiveRequest) -> None:
+        self.guard = recording.guards("collectives")
         self._request = request
-        self._clock = clock
-        self._observer = observer
-        self.part = part
-        self._coverage = coverage
+        self._recording = recording
+        self._clock = recording.clock
         self._verdicts: dict[str, bool] = {}
         self._seen: dict[tuple[Any, ...], int] = {}
         """Description of a call -> how often it came in the first step."""
@@ -44,7 +40,7 @@ class CollectiveRows:
     @property
     def wanted(self) -> bool:
         """Whether the step in flight is recorded."""
-        return self._clock.sampled and self.part.enabled
+        return self._clock.sampled and self.guard.enabled
 
     def begins(self, name: str, group: str, tensors: Iterable[Any]) -> bool:
         """A collective is about to run; returns whether its tensors are to be read.
@@ -93,7 +89,7 @@ class CollectiveRows:
                 )
                 for value in values
             ]
-            self._observer.record(refs, self._observer.measure(values))
+            self._recording.observer.record(refs, self._recording.observer.measure(values))
 
     def step_ends(self) -> Callable[[], None] | None:
         """After the first step: something to call that says which calls there were."""

@@ -33,6 +33,7 @@ class Coverage:
     def __init__(self) -> None:
         self._expected: dict[str, dict[_Key, str]] = {}
         self._seen: dict[str, set[_Key]] = {}
+        self._lost: dict[str, dict[_Key, str]] = {}
         self._notes: dict[str, None] = {}
         self._skipped_steps: dict[int, None] = {}
         self._lock = threading.Lock()
@@ -52,6 +53,16 @@ class Coverage:
         with self._lock:
             self._expected.setdefault(data_type, {})[stage, name] = reason
 
+    def lose(self, data_type: str, name: str, reason: str | None, *, stage: int = 0) -> None:
+        """A tensor has no rows from now on, whether it had some before or not; None: it has some again."""
+        with self._lock:
+            lost = self._lost.setdefault(data_type, {})
+            if reason is None:
+                lost.pop((stage, name), None)
+            else:
+                self._expected.setdefault(data_type, {}).setdefault((stage, name), reason)
+                lost[stage, name] = reason
+
     def saw(self, data_type: str, names: Iterable[str], stages: Iterable[int] | None = None) -> None:
         """Tensors of which a row exists; `stages` has one number a name, all 0 where it is missing."""
         with self._lock:
@@ -69,7 +80,7 @@ class Coverage:
         self.note(f"{part}: switched off after {reason}")
 
     def skipped_step(self, step: int) -> None:
-        """A step whose update the loss scaler skipped."""
+        """A step without an update: the loss scaler skipped it, or the optimizer raised."""
         with self._lock:
             self._skipped_steps[step] = None
 
@@ -82,19 +93,24 @@ class Coverage:
         """The content of `coverage.json`: per data type expected and seen, and what is missing."""
         with self._lock:
             types = sorted({*self._expected, *self._seen})
+            seen = {t: self._seen.get(t, set()) - self._lost.get(t, {}).keys() for t in types}
             known = chain.from_iterable((*self._expected.values(), *self._seen.values()))
             staged = any(stage > 0 for stage, _ in known)
             missing = [
-                {"data_type": data_type, "name": f"{stage}:{name}" if staged else name, "reason": reason}
+                {
+                    "data_type": data_type,
+                    "name": f"{stage}:{name}" if staged else name,
+                    "reason": self._lost.get(data_type, {}).get((stage, name), reason),
+                }
                 for data_type in types
                 for (stage, name), reason in self._expected.get(data_type, {}).items()
-                if (stage, name) not in self._seen.get(data_type, ())
+                if (stage, name) not in seen[data_type]
             ]
             expected = {t: len({*self._expected.get(t, ()), *self._seen.get(t, ())}) for t in types}
             return {
                 "schema": 1,
                 "expected": expected,
-                "seen": {t: len(self._seen.get(t, ())) for t in types},
+                "seen": {t: len(seen[t]) for t in types},
                 "missing": missing,
                 "notes": list(self._notes),
                 "skipped_steps": list(self._skipped_steps),

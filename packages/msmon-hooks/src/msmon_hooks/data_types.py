@@ -41,6 +41,7 @@ DATA_TYPES = {
         DataType(name="grad_reduced", phase="backward", of_parameters=True),
         DataType(name="exp_avg", phase="optimizer", of_parameters=True),
         DataType(name="exp_avg_sq", phase="optimizer", of_parameters=True),
+        DataType(name="state", phase="optimizer"),
         DataType(name="linear_hook", phase="optimizer", columns=("sr", "kernel_norm")),
         DataType(name="moe_router_weight_hook", phase="optimizer", columns=("router_weight_similarity",)),
         DataType(name="other", phase="optimizer"),

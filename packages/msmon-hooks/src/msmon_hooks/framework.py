@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
+from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Removable
 
 
@@ -38,10 +39,11 @@ class Framework(Protocol):
         """Whether the tensor was given by the program, not computed from others."""
 
     def version(self, tensor: Any) -> int | None:
-        """A number that changes with the tensor's content; None where the framework does not count changes."""
+        """A number that changes when an operation in place moves the tensor to another place in the graph; None where
+        the framework does not count them. It may stay the same while the content changes."""
 
-    def register_hook(self, tensor: Any, hook: Callable[[Any], Any]) -> Removable:
-        """Call `hook(gradient)` when the tensor's gradient was computed. What the hook returns is ignored."""
+    def register_hook(self, tensor: Any, hook: Hook) -> Removable:
+        """Call `hook(gradient)` when the tensor's gradient was computed; with None where there is none for it."""
 
     def is_sharded(self, tensor: Any) -> bool:
         """Whether this rank holds only a part of the tensor."""

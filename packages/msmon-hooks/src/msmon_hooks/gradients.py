@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Protocol
 
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.data_types import DATA_TYPES
 from msmon_hooks.events import Shard
-from msmon_hooks.groups import Groups
 from msmon_hooks.guard import Guarded, logger
+from msmon_hooks.optimizer_steps import OptimizerSteps
+from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
+from msmon_hooks.process_groups import ProcessGroups
 from msmon_hooks.registrations import Registrations
 
 
 class OnReady(Protocol):
-    """Takes a gradient that is complete on this rank and not yet reduced."""
+    """Takes gradients that are complete on this rank and not yet reduced. It fails alone: it never raises."""
 
     @property
     def wanted(self) -> bool:
@@ -26,26 +29,15 @@ class OnReady(Protocol):
     def each_micro_step(self) -> bool:
         """Whether the sum after each micro-step is asked for, not only the last."""
 
-    def __call__(
-        self,
-        weight: Weight,
-        gradient: Any,
-        micro_step: int | None = None,
-        scale: Any = None,
-        complete: bool = False,
-    ) -> None:
-        """Read the gradient now.
+    def __call__(self, entries: Sequence[tuple[Weight, Any]], *, scale: Any = None, complete: bool = False) -> None:
+        """Read the gradients now.
 
         Args:
-            weight: whose gradient.
-            gradient: the sum over the micro-steps so far; not kept.
-            micro_step: where the engine knows better than the clock.
-            scale: what the values are multiplied by (loss scaling).
-            complete: the engine reduces this very gradient next, whatever micro-step the clock says it is.
+            entries: weights, each with the sum of its gradients over the micro-steps so far; not kept. Several at once
+                cost less on an accelerator.
+            scale: what the values are multiplied by (loss scaling), where the engine knows it.
+            complete: the engine reduces these very gradients next, whatever micro-step the clock says it is.
         """
-
-    def together(self, entries: Sequence[tuple[Weight, Any]], scale: Any = None, complete: bool = False) -> None:
-        """Read several gradients at once, which costs less on an accelerator."""
 
 
 class GradientSource:
@@ -58,8 +50,7 @@ class GradientSource:
     engine = "plain"
     """How `run.json` calls the engine."""
     reduces = True
-    """Whether the content of a gradient changes between backward and the optimizer's step (by a reduction that
-    autograd's version counter may not see)."""
+    """Whether ranks reduce gradients between backward and the optimizer's step."""
     reads_grad_at_step = False
     """Whether, at the optimizer's step, the gradient before the reduction can still be read from the parameter."""
     each_micro_step = True
@@ -71,7 +62,7 @@ class GradientSource:
         optimizer: Any,
         *,
         main_grad: bool = True,
-        groups: Groups | None = None,
+        groups: ProcessGroups | None = None,
         coverage: Coverage | None = None,
     ) -> None:
         self.models = models
@@ -79,12 +70,12 @@ class GradientSource:
         """The one whose `step` is a step of the training: what the script passed, unwrapped from accelerate and its
         like, or what the engine has in its place."""
         self.main_grad = main_grad
-        self.groups = groups or Groups()
+        self.groups = groups or ProcessGroups()
         self.coverage = coverage or Coverage()
         """For `note(text)`: what the reader of the files should know."""
-        self.part = Guarded("gradients before the reduction", self.coverage.part_failed)
-        """Runs what reads the engine's inside, which may differ in another version: `part.run(function, ...)`."""
-        self.update_part = Guarded("gradients after the reduction", self.coverage.part_failed)
+        self.guard = Guarded("gradients before the reduction", self.coverage.part_failed)
+        """Of hooks, and of whatever else reads the engine's inside, which may differ in another version."""
+        self.update_guard = Guarded("gradients after the reduction", self.coverage.part_failed)
         """The same for what is read in the middle of the optimizer's step."""
         self._trained: set[int] | None = None
 
@@ -114,13 +105,17 @@ class GradientSource:
         """
         raise NotImplementedError
 
-    def attach_update(self, on_update: Callable[[], None], registrations: Registrations) -> bool:
-        """Call `on_update` whenever gradients are about to be consumed, where that is inside of the optimizer's step.
+    def attach_update(self, on_update: Callable[[], None], steps: OptimizerSteps, registrations: Registrations) -> None:
+        """Call `on_update` whenever gradients are about to be consumed.
 
-        `reduced` then gives what is consumed at that moment, and None for the rest. False: the optimizer consumes
-        what stands when its step begins.
+        That is when the optimizer's step begins, or has called its closure. An engine that consumes them somewhere
+        inside of the step knows better: `reduced` then gives what is consumed at that moment, and None for the rest.
         """
-        return False
+        steps.before_update.append(on_update)
+        registrations.callback(partial(steps.before_update.remove, on_update))
+
+    def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer is about to step, called with these arguments."""
 
     def reduced(self, weight: Weight) -> Any:
         """The gradient that the optimizer consumes, or None where there is none."""
@@ -131,9 +126,13 @@ class GradientSource:
         part of it."""
         return weight.parameter
 
-    def moments(self, weight: Weight) -> dict[str, Any]:
-        """`exp_avg` and `exp_avg_sq` as they stand now, as far as they exist."""
+    def moments(self, weight: Weight) -> ParameterState:
+        """What the optimizer keeps of the parameter now."""
         raise NotImplementedError
+
+    def state_shard(self, weight: Weight, tensor: Any) -> Shard | None:
+        """The part of a tensor of the data type `state` that this rank holds."""
+        return self.shard(weight, STATE)
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The part that this rank holds of the tensor of a data type, or None where it holds the whole.
@@ -205,5 +204,5 @@ class GradientSource:
         """
         return False
 
-    def step_ends(self) -> None:
-        """The optimizer's step is over: forget what was kept for it."""
+    def step_ends(self, *, skipped: bool) -> None:
+        """The optimizer's step is over: forget what was kept for it. `skipped`: there was no update."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 logger = logging.getLogger("msmon")
@@ -16,10 +16,10 @@ class Guarded:
     """One part of a monitor: it fails alone, is logged once, and is then off.
 
     Example:
-        >>> part = Guarded("weight gradients")
-        >>> part.run(lambda: 1)
+        >>> guard = Guarded("weight gradients")
+        >>> guard.run(lambda: 1)
         1
-        >>> part.run(lambda: 1 / 0) is None, part.enabled
+        >>> guard.run(lambda: 1 / 0) is None, guard.enabled
         (True, False)
     """
 
@@ -34,7 +34,13 @@ class Guarded:
 
         `SystemExit` and `KeyboardInterrupt` pass.
         """
-        return self.always(function, *args, **kwargs) if self.enabled else None
+        if not self.enabled:
+            return None
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            self.fail(error)
+            return None
 
     def always(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         """The same, also while the part is off: for what has to be counted or cleaned up in any case."""
@@ -57,23 +63,30 @@ class Guarded:
 
 
 class Guards:
-    """The parts of a monitor by name; each is made when it is first asked for.
+    """The guards of a monitor by name; each is made when it is first asked for.
 
     Example:
-        >>> parts = Guards(lambda name, reason: None)
-        >>> parts("weights") is parts("weights"), "activations" in parts
+        >>> guards = Guards(lambda name, reason: None)
+        >>> guards("weights") is guards("weights"), "activations" in guards
         (True, False)
+        >>> guards.stop(); guards("weights").enabled
+        False
     """
 
-    def __init__(self, on_failure: Callable[[str, str], None], *, kept: Iterable[Guarded] = ()) -> None:
+    def __init__(self, on_failure: Callable[[str, str], None]) -> None:
         self._on_failure = on_failure
-        self._parts = {part.name: part for part in kept}
+        self._guards: dict[str, Guarded] = {}
 
     def __call__(self, name: str, on_failure: Callable[[str, str], None] | None = None) -> Guarded:
-        """The part of this name; `on_failure`: what to call when it fails, in place of what all others call."""
-        if name not in self._parts:
-            self._parts[name] = Guarded(name, on_failure or self._on_failure)
-        return self._parts[name]
+        """The guard of this name; `on_failure`: what to call when it fails, in place of what all others call."""
+        if name not in self._guards:
+            self._guards[name] = Guarded(name, on_failure or self._on_failure)
+        return self._guards[name]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._parts
+        return name in self._guards
+
+    def stop(self) -> None:
+        """Switch all of them off without a word: hooks that still sit in graphs do nothing from now on."""
+        for guard in self._guards.values():
+            guard.enabled = False

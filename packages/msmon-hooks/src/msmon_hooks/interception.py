@@ -50,6 +50,7 @@ class _Redirection:
             self.code, function.__globals__, function.__name__, self.defaults, function.__closure__
         )
         self.original.__kwdefaults__ = function.__kwdefaults__
+        self.original.__dict__.update(function.__dict__)
         self.body = _body(self.code, self.call)
         function.__code__ = self.body
         # They belong to parameters that the new body does not have; inspect.signature would stumble over them.
@@ -103,6 +104,12 @@ def _body(code: CodeType, target: Callable[..., Any]) -> CodeType:
 
 _redirections: dict[FunctionType, _Redirection] = {}
 _lock = threading.Lock()
+
+
+def original(function: FunctionType) -> FunctionType:
+    """The function with the body that its author wrote, for whoever asks for its signature while it is intercepted."""
+    redirection = _redirections.get(function)
+    return function if redirection is None else redirection.original
 
 
 def intercept(function: FunctionType, around: Around, *, nested: bool = False) -> Callable[[], None]:

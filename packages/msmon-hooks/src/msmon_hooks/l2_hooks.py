@@ -7,17 +7,14 @@ from typing import Any
 
 from attrs import define
 
-from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
-from msmon_hooks.clock import Clock
-from msmon_hooks.coverage import NOT_FIRED, Coverage
-from msmon_hooks.events import Observer
-from msmon_hooks.framework import Framework
-from msmon_hooks.guard import Guarded, logger
-from msmon_hooks.l2_features import Feature, has_linear_weight, l2_name
+from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
+from msmon_hooks.coverage import NOT_FIRED
+from msmon_hooks.guard import logger
+from msmon_hooks.l2_features import has_linear_weight, l2_name
 from msmon_hooks.names import tensor_leaves
-from msmon_hooks.ref_cache import RefCache
+from msmon_hooks.recording import Recording
 from msmon_hooks.short_names import ShortNames
-from msmon_hooks.targets import Target, Targets
+from msmon_hooks.targets import Sides, Targets
 from msmon_hooks.training_forwards import TrainingForwards
 
 _OF_WEIGHTS = ("linear_hook", "moe_router_weight_hook")
@@ -55,36 +52,22 @@ class L2Hooks:
     What cannot be computed (one input, 3-D queries, a sharded weight) is said once and has no row.
     """
 
-    def __init__(
-        self,
-        *,
-        framework: Framework,
-        clock: Clock,
-        observer: Observer,
-        coverage: Coverage,
-        part: Guarded,
-        forwards: TrainingForwards,
-        calls: ModuleCalls,
-    ) -> None:
-        self.framework = framework
-        self.clock = clock
-        self.part = part
-        self.forwards = forwards
-        self._observer = observer
-        self._coverage = coverage
+    def __init__(self, recording: Recording, forwards: TrainingForwards, calls: CallHooks) -> None:
+        self.framework = recording.framework
+        self.clock = recording.clock
+        self.guard = recording.guards("L2 features")
+        self._recording = recording
+        self._coverage = recording.coverage
+        self._forwards = forwards
         self._calls = calls
         self._weights: list[_Use] = []
-        self._hooked: list[tuple[Any, BeforeCall | AfterCall]] = []
-        self._refs = RefCache()
         self._reported: set[str] = set()
 
-    def attach(
-        self, modules: Mapping[tuple[int, str], Any], features: Mapping[str, Feature], names: ShortNames
-    ) -> None:
+    def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames) -> None:
         """Hook the modules of every feature; called again, those of the model as it is now."""
-        self._detach()
-        for kind, feature in features.items():
-            targets = Targets({name: Target() for name in feature.modules})
+        self.close()
+        for kind, feature in self._recording.request.l2_features.items():
+            targets = Targets({name: Sides() for name in feature.modules})
             # Without names every module qualifies by itself for linear_hook, and none for the others.
             if not feature.modules and kind != "linear_hook":
                 continue
@@ -106,7 +89,6 @@ class L2Hooks:
             return
         hook = _Attention(self, use) if use.kind == "attention_hook" else _Logits(self, use)
         self._calls.add(use.module, hook)
-        self._hooked.append((use.module, hook))
 
     def _report_unmatched(self, kind: str, targets: Targets, known: list[str]) -> None:
         for text in targets.unmatched(f"l2_targets.{kind}", known):
@@ -121,7 +103,7 @@ class L2Hooks:
             return
         for use in self._weights:
             if use.enabled:
-                self.part.run(self._of_weight, use)
+                self.guard.run(self._of_weight, use)
 
     def _of_weight(self, use: _Use) -> None:
         weight = self.framework.weight(use.module)
@@ -134,7 +116,7 @@ class L2Hooks:
 
     def of_call(self, use: _Use, tensors: list[Any]) -> None:
         """A module is called, or has returned; `tensors` are what its feature looks at."""
-        if self.framework.in_backward() or not self.forwards.recording(use.vpp_stage):
+        if self.framework.in_backward() or not self._forwards.recording(use.vpp_stage):
             return
         needed = 2 if use.kind == "attention_hook" else 1
         if len(tensors) < needed:
@@ -152,8 +134,9 @@ class L2Hooks:
         number = self.clock.next_call_id()
         order = (use.index,) if micro_step is None else (number,)
         shape, dtype = tuple(tensors[0].shape), str(tensors[0].dtype)
-        ref = self._refs.ref(use.kind, name, use.vpp_stage, micro_step, number, order, shape, dtype)
-        self._observer.record([ref], [self._observer.put(numbers.reshape(-1))])
+        ref = self._recording.refs.ref(use.kind, name, use.vpp_stage, micro_step, number, order, shape, dtype)
+        observer = self._recording.observer
+        observer.record([ref], [observer.put(numbers.reshape(-1))])
 
     def _refuse(self, use: _Use, reason: str) -> None:
         use.enabled = False
@@ -161,35 +144,31 @@ class L2Hooks:
         self._coverage.explain(use.kind, name, reason, stage=use.vpp_stage)
         logger.warning("l2_targets.%s: %s cannot be computed: %s", use.kind, name, reason)
 
-    def _detach(self) -> None:
-        for module, hook in self._hooked:
-            self._calls.remove(module, hook)
-        self._hooked.clear()
-        self._weights.clear()
-
     def close(self) -> None:
-        """Let go of the model."""
-        self._hooked.clear()
+        """Take the hooks off, and let go of the model."""
+        self._calls.close()
         self._weights.clear()
 
 
 class _Attention(BeforeCall):
     def __init__(self, owner: L2Hooks, use: _Use) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
         self.use = use
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.owner.clock.sampled and self.use.enabled:
             tensors = [value for value in (*args, *kwargs.values()) if self.owner.framework.is_tensor(value)]
-            self.owner.part.run(self.owner.of_call, self.use, tensors)
+            self.owner.of_call(self.use, tensors)
 
 
 class _Logits(AfterCall):
     def __init__(self, owner: L2Hooks, use: _Use) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
         self.use = use
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.owner.clock.sampled and self.use.enabled:
             tensors = [tensor for _, tensor in tensor_leaves(output, self.owner.framework.is_tensor)]
-            self.owner.part.run(self.owner.of_call, self.use, tensors)
+            self.owner.of_call(self.use, tensors)

@@ -10,8 +10,8 @@ from msmon_hooks.registrations import Registrations
 class LossScale(Protocol):
     """By what the losses of the step in flight were multiplied."""
 
-    def attach(self, registrations: Registrations) -> None:
-        """Begin to watch scalers; `registrations` end it."""
+    def attach(self, optimizer: Any, registrations: Registrations) -> None:
+        """Begin to watch scalers of losses that this optimizer minimizes; `registrations` end it."""
 
     def of(self, gradient: Any) -> Any:
         """By what a gradient that a backward computes now is multiplied: a number or a tensor; None: by nothing."""

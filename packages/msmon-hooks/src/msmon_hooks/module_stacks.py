@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from msmon_hooks.call_hooks import BeforeCall, ModuleCalls
-from msmon_hooks.guard import Guarded
+from msmon_hooks.call_hooks import BeforeCall, CallHooks
+from msmon_hooks.recording import Recording
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.stacks import call_stack
-from msmon_hooks.targets import Targets
 from msmon_hooks.training_forwards import TrainingForwards
 
 # What frameworks put between a module and the code that calls it.
@@ -24,61 +23,43 @@ _BETWEEN = (
 
 
 class StackHooks:
-    """Keeps the call stack of the first call of each module.
+    """Keeps the call stack of the first call of each module, and hands the stacks to `Request.on_stacks`, once, after
+    the first step: module name (and stage prefix) to stack."""
 
-    Args:
-        on_stacks: called once, after the first step, with module name (and stage prefix) to stack.
-    """
-
-    def __init__(
-        self, *, part: Guarded, forwards: TrainingForwards, on_stacks: Callable[[dict[str, str]], None]
-    ) -> None:
-        self.part = part
-        self.active = True
+    def __init__(self, recording: Recording, forwards: TrainingForwards, calls: CallHooks) -> None:
+        self.guard = recording.guards("call stacks")
+        self._recording = recording
         self._forwards = forwards
-        self._on_stacks = on_stacks
+        self._calls = calls
         self._stacks: dict[str, str] = {}
-        self._hooked: list[tuple[Any, BeforeCall]] = []
-        self._module_calls: ModuleCalls | None = None
 
-    def attach(
-        self, modules: Mapping[tuple[int, str], Any], targets: Targets, names: ShortNames, calls: ModuleCalls
-    ) -> None:
-        """Hook the modules that `targets` asks for."""
+    def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames) -> None:
+        """Hook the modules that are asked for."""
         for (stage, name), module in modules.items():
-            if targets.module(stage, name) is not None:
-                hook = _Calls(self, f"{stage}:{names(stage, name)}", stage)
-                calls.add(module, hook)
-                self._hooked.append((module, hook))
-        self._module_calls = calls
+            if self._recording.request.targets.module(stage, name) is not None:
+                self._calls.add(module, _Calls(self, f"{stage}:{names(stage, name)}", stage))
 
     def called(self, key: str, stage: int) -> None:
         """A module is about to run."""
-        if key not in self._stacks and not self._forwards.framework.in_backward() and self._forwards.recording(stage):
+        if key not in self._stacks and not self._recording.framework.in_backward() and self._forwards.recording(stage):
             self._stacks[key] = call_stack(_BETWEEN)
 
     def step_ends(self) -> Callable[[], None] | None:
-        """After the first step: take the hooks off, and return what hands the stacks over."""
-        if not self.active:
-            return None
-        self.close()
-        return partial(self._on_stacks, self._stacks)
+        """After the first step: what hands the stacks over."""
+        on_stacks = self._recording.request.on_stacks
+        return None if on_stacks is None else partial(on_stacks, self._stacks)
 
     def close(self) -> None:
         """Take the hooks off."""
-        self.active = False
-        if self._module_calls is not None:
-            for module, hook in self._hooked:
-                self._module_calls.remove(module, hook)
-        self._hooked.clear()
+        self._calls.close()
 
 
 class _Calls(BeforeCall):
     def __init__(self, owner: StackHooks, key: str, stage: int) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
         self.key = key
         self.stage = stage
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.active:
-            self.owner.part.run(self.owner.called, self.key, self.stage)
+        self.owner.called(self.key, self.stage)

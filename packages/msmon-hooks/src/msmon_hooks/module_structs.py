@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
-from msmon_hooks.guard import Guarded
+from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
 from msmon_hooks.hooks import Hook
+from msmon_hooks.recording import Recording
+from msmon_hooks.registrations import Registrations
 from msmon_hooks.structure import (
     describe_tensor,
     gradients_document,
@@ -20,38 +21,29 @@ from msmon_hooks.training_forwards import TrainingForwards
 
 
 class StructureHooks:
-    """Describes the first call of each module, and which of its tensors got a gradient.
+    """Describes the first call of each module, and which of its tensors got a gradient; hands the document to
+    `Request.on_structure`, once, after the first step."""
 
-    Args:
-        on_structure: called once, after the first step.
-    """
-
-    def __init__(
-        self, *, part: Guarded, forwards: TrainingForwards, on_structure: Callable[[dict[str, Any]], None]
-    ) -> None:
-        self.part = part
-        self.active = True
+    def __init__(self, recording: Recording, forwards: TrainingForwards, calls: CallHooks) -> None:
+        self.guard = recording.guards("module structure")
+        self._recording = recording
+        self._framework = recording.framework
         self._forwards = forwards
-        self._framework = forwards.framework
-        self._on_structure = on_structure
+        self._calls = calls
         self._open: dict[str, dict[str, str]] = {}
-        self._calls: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
+        self._seen: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
         self._gradients: dict[str, dict[str, dict[str, str | None]]] = {}
-        self._handles: list[Any] = []
-        self._hooked: list[tuple[Any, BeforeCall | AfterCall]] = []
-        self._module_calls: ModuleCalls | None = None
+        self._tensor_hooks = Registrations()
 
-    def attach(self, modules: Mapping[tuple[int, str], Any], calls: ModuleCalls) -> None:
+    def attach(self, modules: Mapping[tuple[int, str], Any]) -> None:
         """Hook every module."""
         for (stage, name), module in modules.items():
-            for hook in (_Enters(self, f"{stage}:{name}", stage), _Leaves(self, f"{stage}:{name}")):
-                calls.add(module, hook)
-                self._hooked.append((module, hook))
-        self._module_calls = calls
+            self._calls.add(module, _Enters(self, f"{stage}:{name}", stage))
+            self._calls.add(module, _Leaves(self, f"{stage}:{name}"))
 
     def enter(self, key: str, stage: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run."""
-        if self._framework.in_backward() or key in self._calls or not self._forwards.recording(stage):
+        if self._framework.in_backward() or key in self._seen or not self._forwards.recording(stage):
             return
         self._open[key] = inputs_document(args, kwargs, self.text)
         elements = {str(index): value for index, value in enumerate(args)} | kwargs
@@ -61,7 +53,7 @@ class StructureHooks:
         """A module has run."""
         if self._framework.in_backward() or key not in self._open:
             return
-        self._calls[key] = (self._open.pop(key), output_document(output, self.text))
+        self._seen[key] = (self._open.pop(key), output_document(output, self.text))
         self._watch(key, "output_grad", output_elements(output, self._framework.is_tensor))
 
     def _watch(self, key: str, side: str, elements: Mapping[str, Any]) -> None:
@@ -70,7 +62,7 @@ class StructureHooks:
         for element, value in elements.items():
             if self._framework.is_tensor(value) and self._framework.can_have_gradient(value):
                 hook = _Arrives(self, arrived, element)
-                self._handles.append(self._framework.register_hook(value, hook))
+                self._tensor_hooks.add(self._framework.register_hook(value, hook))
 
     def text(self, value: Any) -> str | None:
         """A tensor's size and dtype; None for anything else."""
@@ -80,61 +72,52 @@ class StructureHooks:
         return describe_tensor(framework.shape(value), framework.dtype(value))
 
     def step_ends(self) -> Callable[[], None] | None:
-        """After the first step: take the hooks off, and return what hands the document over."""
-        if not self.active:
-            return None
-        self.close()
-        return partial(
-            self._on_structure,
-            {
-                key: {
-                    "input": inputs,
-                    "output": output,
-                    "input_grad": gradients_document(self._gradients[key]["input_grad"]),
-                    "output_grad": gradients_document(self._gradients[key]["output_grad"]),
-                }
-                for key, (inputs, output) in self._calls.items()
-            },
-        )
+        """After the first step: what hands the document over."""
+        on_structure = self._recording.request.on_structure
+        document = {
+            key: {
+                "input": inputs,
+                "output": output,
+                "input_grad": gradients_document(self._gradients[key]["input_grad"]),
+                "output_grad": gradients_document(self._gradients[key]["output_grad"]),
+            }
+            for key, (inputs, output) in self._seen.items()
+        }
+        return None if on_structure is None else partial(on_structure, document)
 
     def close(self) -> None:
         """Take the hooks off."""
-        self.active = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self._module_calls is not None:
-            for module, hook in self._hooked:
-                self._module_calls.remove(module, hook)
-        self._hooked.clear()
+        self._tensor_hooks.close()
+        self._calls.close()
 
 
 class _Enters(BeforeCall):
     def __init__(self, owner: StructureHooks, key: str, stage: int) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
         self.key = key
         self.stage = stage
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.active:
-            self.owner.part.run(self.owner.enter, self.key, self.stage, args, kwargs)
+        self.owner.enter(self.key, self.stage, args, kwargs)
 
 
 class _Leaves(AfterCall):
     def __init__(self, owner: StructureHooks, key: str) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
         self.key = key
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.active:
-            self.owner.part.run(self.owner.leave, self.key, output)
+        self.owner.leave(self.key, output)
 
 
 class _Arrives(Hook):
     def __init__(self, owner: StructureHooks, arrived: dict[str, str | None], element: str) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
         self.arrived = arrived
         self.element = element
 
-    def __call__(self, gradient: Any) -> None:
+    def fire(self, gradient: Any) -> None:
         self.arrived[self.element] = self.owner.text(gradient)

@@ -10,54 +10,50 @@ from typing import Any
 from attrs import define
 
 from msmon_hooks.activation_gradients import INPUT, OUTPUT, ActivationGradients
-from msmon_hooks.call_hooks import AfterCall, BeforeCall, ModuleCalls
-from msmon_hooks.calls import Call, Leaf, Site, element_count, input_leaves, output_leaves, selected
-from msmon_hooks.clock import Clock
-from msmon_hooks.coverage import NOT_FIRED, Coverage
-from msmon_hooks.events import Observer, TensorRef
-from msmon_hooks.framework import Framework
-from msmon_hooks.guard import Guarded, logger
-from msmon_hooks.measured import Measured
-from msmon_hooks.ref_cache import RefCache
+from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
+from msmon_hooks.coverage import NOT_FIRED
+from msmon_hooks.events import TensorRef
+from msmon_hooks.guard import logger
+from msmon_hooks.module_calls import Leaf, ModuleCall, Site, element_count, input_leaves, output_leaves, selected
+from msmon_hooks.recording import Recording
 from msmon_hooks.short_names import ShortNames
-from msmon_hooks.targets import Target, Targets
+from msmon_hooks.targets import Sides
 from msmon_hooks.training_forwards import TrainingForwards
+
+_NOT_CALLED = (
+    "no call of a module was seen in a recorded step: where a function that is compiled as a whole (by torch.compile, "
+    "by jit) calls the model, nothing of its modules is recorded"
+)
 
 
 class _Enter(BeforeCall):
     def __init__(self, owner: ModuleHooks, site: Site) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
         self.site = site
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        owner = self.owner
-        if owner.clock.sampled and owner.part.enabled:
-            try:
-                owner.enter(self.site, args, kwargs)
-            except Exception as error:
-                owner.part.fail(error)
+        if self.owner.clock.sampled:
+            self.owner.enter(self.site, args, kwargs)
 
 
 class _Leave(AfterCall):
     def __init__(self, owner: ModuleHooks, site: Site) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
         self.site = site
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        owner = self.owner
-        if owner.clock.sampled and owner.part.enabled:
-            try:
-                owner.leave(self.site, output)
-            except Exception as error:
-                owner.part.fail(error)
+        if self.owner.clock.sampled:
+            self.owner.leave(self.site, output)
 
 
 class _OpenCalls(threading.local):
     """Calls that have begun and not ended, innermost last; the replicas of a data-parallel module are threads."""
 
     def __init__(self) -> None:
-        self.first: list[Call] = []
-        self.again: list[Call] = []
+        self.first: list[ModuleCall] = []
+        self.again: list[ModuleCall] = []
 
 
 class ModuleHooks:
@@ -68,56 +64,38 @@ class ModuleHooks:
     graph, so in-place operations and the order of summation stay what they were.
     """
 
-    def __init__(
-        self,
-        *,
-        framework: Framework,
-        clock: Clock,
-        observer: Observer,
-        part: Guarded,
-        coverage: Coverage,
-        forwards: TrainingForwards,
-        gradients: ActivationGradients | None,
-        forward: bool = True,
-    ) -> None:
-        self.framework = framework
-        self.clock = clock
-        self.part = part
-        self._observer = observer
-        self._coverage = coverage
+    def __init__(self, recording: Recording, forwards: TrainingForwards, gradients: ActivationGradients | None) -> None:
+        self.guard = recording.guards("activations")
+        self.clock = recording.clock
+        self._recording = recording
+        self._framework = recording.framework
+        self._coverage = recording.coverage
         self._forwards = forwards
         self._gradients = gradients
-        self._forward = forward
-        self._data_type = "actv" if forward else "actv_grad"
+        self._forward = recording.request.activations
+        self._data_type = "actv" if self._forward else "actv_grad"
         self._hooked: dict[tuple[int, str], _Hooked] = {}
         self._open = _OpenCalls()
         self._numbering = threading.Lock()
+        self._called = self._explained = False
         self._next_end = count().__next__
-        self._measured = Measured(framework)
-        self._refs = RefCache()
 
-    def attach(
-        self,
-        modules: Mapping[tuple[int, str], Any],
-        targets: Targets,
-        names: ShortNames,
-        calls: ModuleCalls,
-    ) -> None:
-        """Hook every module that `targets` asks for. Called again, what has changed since.
+    def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames, calls: CallHooks) -> None:
+        """Hook every module that is asked for. Called again, what has changed since.
 
         Args:
             modules: stage and plain name to module, for all modules.
-            targets: which of them, and which of their tensors.
             names: what rows call them.
             calls: takes the hooks.
         """
-        wanted: dict[tuple[int, str], tuple[Any, Target]] = {}
+        wanted: dict[tuple[int, str], tuple[Any, Sides]] = {}
         for (stage, name), module in modules.items():
-            target = targets.module(stage, name)
+            sides = self._recording.request.targets.module(stage, name)
             # Containers such as ModuleList are never called.
-            if target is not None and self.framework.is_called(module):
-                wanted[stage, name] = (module, target)
-        unseen = self.framework.unseen(modules.values())
+            if sides is not None and self._framework.is_called(module):
+                wanted[stage, name] = (module, sides)
+        unseen = self._framework.unseen(modules.values())
+        self._explained = self._explained or bool(unseen)
         known = {key: hooked.enter.site for key, hooked in self._hooked.items()}
         for key, hooked in list(self._hooked.items()):
             if key not in wanted or wanted[key][0] is not hooked.module:
@@ -126,11 +104,11 @@ class ModuleHooks:
                 calls.remove(hooked.module, hooked.leave)
                 if not hooked.enter.site.called:
                     self._explain(hooked.enter.site, "removed from the model")
-        for key, (module, target) in wanted.items():
+        for key, (module, sides) in wanted.items():
             if key in self._hooked:
                 continue
             stage, name = key
-            site = known.get(key) or Site(names(stage, name), stage, target)
+            site = known.get(key) or Site(names(stage, name), stage, sides)
             hooked = self._hooked[key] = _Hooked(module, _Enter(self, site), _Leave(self, site))
             calls.add(module, hooked.enter)
             calls.add(module, hooked.leave)
@@ -145,12 +123,19 @@ class ModuleHooks:
     def close(self) -> None:
         """Let go of the model and forget what was read."""
         self._hooked.clear()
-        self.step_ends()
+        self._forget()
 
     def step_ends(self) -> None:
         """Forget what was read in the step."""
+        if self.clock.sampled and not self._called and not self._explained:
+            self._explained = True
+            logger.warning("%s", _NOT_CALLED)
+            self._coverage.note(_NOT_CALLED)
+        self._called = False
+        self._forget()
+
+    def _forget(self) -> None:
         self._next_end = count().__next__
-        self._measured.clear()
         self._open.first.clear()
         self._open.again.clear()
         for hooked in self._hooked.values():
@@ -160,42 +145,43 @@ class ModuleHooks:
 
     def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run."""
-        again = self.framework.in_backward()
+        again = self._framework.in_backward()
         if not again and not self._forwards.recording(site.vpp_stage):
             return
         call = self._pending(site) if again else self._begin(site)
         if call is None:
             return
         (self._open.again if again else self._open.first).append(call)
-        leaves = input_leaves(site, call.number, args, kwargs, self.framework.is_tensor)
+        leaves = input_leaves(site, call.number, args, kwargs, self._framework.is_tensor)
         length, positional = len(args) + len(kwargs), len(args)
         if self._forward and not again:
             chosen = self._chosen(site, "input", leaves, length, positional)
-            describe = self.framework.describe
+            describe = self._framework.describe
             call.inputs = [(name, describe(tensor)) for name, _, tensor in chosen]
-            call.handles = self._measured.handles([tensor for _, _, tensor in chosen], self._observer.measure)
+            call.handles = self._measure(chosen)
         if self._gradients is not None:
             self._watch(self._gradients, call, INPUT, leaves, length, positional)
 
     def leave(self, site: Site, output: Any) -> None:
         """A module has run."""
-        again = self.framework.in_backward()
+        again = self._framework.in_backward()
         call = _closed(self._open.again if again else self._open.first, site)
         if call is None:
             return
-        is_tensor = self.framework.is_tensor
+        is_tensor = self._framework.is_tensor
         leaves = output_leaves(site, call.number, output, is_tensor)
         length = element_count(output, is_tensor)
         if not again:
             call.end = self._next_end()
             if self._forward:
                 self._list(call, leaves, length)
-            if self._gradients is not None and not self.framework.is_recording():
+            if self._gradients is not None and not self._framework.is_recording():
                 site.pending.append(call)
         if self._gradients is not None:
             self._watch(self._gradients, call, OUTPUT, leaves, length)
 
-    def _begin(self, site: Site) -> Call:
+    def _begin(self, site: Site) -> ModuleCall:
+        self._called = True
         step, micro_step = self.clock.step, self.clock.micro_step_of(site.vpp_stage)
         with self._numbering:
             if site.micro_step != micro_step or site.step != step:
@@ -206,15 +192,15 @@ class ModuleHooks:
             site.called = True
             self._coverage.withdraw(self._data_type, _shown(site.name), stage=site.vpp_stage)
         parent = self._open.first[-1] if self._open.first else None
-        return Call(site, step, micro_step, number, parent, self.framework.segment_number())
+        return ModuleCall(site, step, micro_step, number, parent, self._framework.segment_number())
 
-    def _pending(self, site: Site) -> Call | None:
+    def _pending(self, site: Site) -> ModuleCall | None:
         """The call that is being recomputed, if its gradients are not read yet.
 
         A checkpoint that keeps the graph of the first run has its gradients read there. The other kind builds the
         graph now: micro-step by micro-step, the last segment first, each in the order of its first run.
         """
-        if self._gradients is None or not self.framework.is_recording():
+        if self._gradients is None or not self._framework.is_recording():
             return None
         calls = [call for call in site.pending if call.step == self.clock.step]
         if not calls:
@@ -229,14 +215,14 @@ class ModuleHooks:
         site.pending.remove(inner[0])
         return inner[0]
 
-    def _list(self, call: Call, leaves: list[Leaf], length: int) -> None:
+    def _list(self, call: ModuleCall, leaves: list[Leaf], length: int) -> None:
         chosen = self._chosen(call.site, "output", leaves, length)
-        handles = self._measured.handles([tensor for _, _, tensor in chosen], self._observer.measure)
-        describe = self.framework.describe
+        handles = self._measure(chosen)
+        describe = self._framework.describe
         refs = [self._ref(call, True, name, *description) for name, description in call.inputs]
         refs += [self._ref(call, False, name, *describe(tensor)) for name, _, tensor in chosen]
         if refs:
-            self._observer.record(refs, [*call.handles, *handles])
+            self._recording.observer.record(refs, [*call.handles, *handles])
         elif not leaves:
             reason = "no tensor among its inputs and outputs"
             self._coverage.expect("actv", _shown(call.site.name), reason, stage=call.site.vpp_stage)
@@ -244,48 +230,56 @@ class ModuleHooks:
     def _watch(
         self,
         gradients: ActivationGradients,
-        call: Call,
+        call: ModuleCall,
         side: tuple[str, int],
         leaves: list[Leaf],
         length: int,
         positional: int | None = None,
     ) -> None:
-        slot, position = side
-        for index, (name, _, tensor) in enumerate(self._chosen(call.site, slot, leaves, length, positional)):
-            if name not in call.watched and self.framework.can_have_gradient(tensor):
+        grad, position = side
+        for index, (name, _, tensor) in enumerate(self._chosen(call.site, grad, leaves, length, positional)):
+            if name not in call.watched and self._framework.can_have_gradient(tensor):
                 gradients.watch(tensor, call, name, (position, index))
-                if not self.framework.is_recording():
+                if not self._framework.is_recording():
                     call.watched |= {name}
 
     def _chosen(
-        self, site: Site, slot: str, leaves: list[Leaf], length: int, positional: int | None = None
+        self, site: Site, side: str, leaves: list[Leaf], length: int, positional: int | None = None
     ) -> list[Leaf]:
         if site.unselective:
             return leaves
-        selector = site.target.selector(slot)
-        if selector is None:
+        wanted = site.sides.of(side)
+        if wanted is None:
             return []
-        chosen = selected(selector, leaves, length, positional)
-        if chosen is None and slot not in site.mismatched:
-            site.mismatched.add(slot)
-            side = slot.removesuffix("_grad")
-            data_type = "actv" if slot == side else "actv_grad"
-            wanted = f"{length} elements, not the {selector.length} that targets says"
-            self._coverage.explain(data_type, f"{site.name}.{side}", wanted, stage=site.vpp_stage)
+        chosen = selected(wanted, leaves, length, positional)
+        if chosen is None and side not in site.mismatched:
+            site.mismatched.add(side)
+            tensors = side.removesuffix("_grad")
+            data_type = "actv" if side == tensors else "actv_grad"
+            reason = f"{length} elements, not the {wanted.length} that targets says"
+            self._coverage.explain(data_type, f"{site.name}.{tensors}", reason, stage=site.vpp_stage)
             logger.warning(
-                "targets: %s of %s has %s: not monitored",
-                slot,
+                "targets: %s of %s has %d elements, not %s: not monitored",
+                side,
                 _shown(site.name),
-                f"{length} elements, not {selector.length}",
+                length,
+                wanted.length,
             )
         return chosen or []
 
+    def _measure(self, leaves: list[Leaf]) -> list[int]:
+        """Read tensors now. One that another module has just returned is read again: the program may have written to
+        it since, in ways that leave no trace (`x.data`, a kernel of its own)."""
+        return self._recording.observer.measure([tensor for _, _, tensor in leaves]) if leaves else []
+
     def _ref(
-        self, call: Call, is_input: bool, name: str, shape: tuple[int, ...], dtype: str, requires_grad: bool
+        self, call: ModuleCall, is_input: bool, name: str, shape: tuple[int, ...], dtype: str, requires_grad: bool
     ) -> TensorRef:
         number = self.clock.next_call_id()
         stage, micro_step = call.site.vpp_stage, call.micro_step
-        return self._refs.ref("actv", name, stage, micro_step, number, (number,), shape, dtype, is_input, requires_grad)
+        return self._recording.refs.ref(
+            "actv", name, stage, micro_step, number, (number,), shape, dtype, is_input, requires_grad
+        )
 
 
 @define(slots=True, eq=False)
@@ -295,7 +289,7 @@ class _Hooked:
     leave: _Leave
 
 
-def _closed(calls: list[Call], site: Site) -> Call | None:
+def _closed(calls: list[ModuleCall], site: Site) -> ModuleCall | None:
     """Take the innermost open call of a module out, and with it what a raised exception left open in it."""
     for index in range(len(calls) - 1, -1, -1):
         if calls[index].site is site:

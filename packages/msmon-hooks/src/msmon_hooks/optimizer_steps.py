@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from msmon_hooks.guard import Guarded
 from msmon_hooks.registrations import Registrations
@@ -12,24 +12,39 @@ from msmon_hooks.registrations import Registrations
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class OptimizerSteps:
-    """Calls back at the steps of an optimizer that has a method `step`.
+class Listener(Protocol):
+    """Is told of an optimizer's steps."""
 
-    `begins(args, kwargs)` comes first, with what the step is called with, `evaluated()` once the gradients are
-    computed, `ends(result)` last, with what `step` returned, where that is known. A step that is called with a
-    closure computes its gradients itself: `evaluated()` then comes after each call of the closure, so that the last
-    one stands for the gradients that the final update consumed.
+    def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer is about to step; it is called with these arguments."""
+
+    def step_ends(self, result: Any, *, skipped: bool) -> None:
+        """It has stepped, and returned `result`. `skipped`: there was no update."""
+
+    def step_raised(self) -> None:
+        """It has raised; the training goes on, so the step is over: `step_ends` comes next."""
+
+
+class OptimizerSteps:
+    """Notices the steps of an optimizer that has a method `step`.
+
+    `step_begins` comes first, then what is in `before_update`, once the gradients are computed, then `step_ends`. A
+    step that is called with a closure computes its gradients itself: what is in `before_update` then comes after each
+    call of the closure, so that the last one stands for the gradients that the final update consumed.
 
     Args:
-        part: guards the first two callbacks.
+        guard: guards what is called back.
+        listener: is told of steps.
 
     Example:
         >>> class Optimizer:
         ...     def step(self): print("update")
+        >>> class Say:
+        ...     def step_begins(self, args, kwargs): print("begins")
+        ...     def step_ends(self, result, *, skipped): print("ends")
         >>> optimizer, owned = Optimizer(), Registrations()
-        >>> steps = OptimizerSteps(
-        ...     Guarded("steps"), lambda *_: print("begins"), lambda: print("evaluated"), lambda _: print("ends")
-        ... )
+        >>> steps = OptimizerSteps(Guarded("steps"), Say())
+        >>> steps.before_update.append(lambda: print("evaluated"))
         >>> steps.attach(optimizer, owned); optimizer.step()
         begins
         evaluated
@@ -39,20 +54,15 @@ class OptimizerSteps:
         False
     """
 
-    def __init__(
-        self,
-        part: Guarded,
-        begins: Callable[[tuple[Any, ...], dict[str, Any]], None],
-        evaluated: Callable[[], None],
-        ends: Callable[[Any], None],
-    ) -> None:
+    def __init__(self, guard: Guarded, listener: Listener) -> None:
+        self.guard = guard
         self.active = True
         self.count = 0
         """Steps that have ended."""
-        self._part = part
-        self._begins = begins
-        self._evaluated = evaluated
-        self._ends = ends
+        self.before_update: list[Callable[[], None]] = []
+        """Called when the gradients are what the update consumes."""
+        self._listener = listener
+        self.running = False
 
     def attach(self, optimizer: Any, registrations: Registrations) -> None:
         """Begin to notice steps; `registrations` end it."""
@@ -68,29 +78,51 @@ class OptimizerSteps:
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """A step begins; returns other arguments where there is a closure."""
-        self._part.run(self._begins, args, kwargs)
+        self.raised()
+        self.running = True
+        self._listener.step_begins(args, kwargs)
         closure = kwargs.get("closure", args[0] if args else None)
         if not callable(closure):
-            self._part.run(self._evaluated)
+            self.evaluated()
             return None
         watched = self._watched(closure)
         return (args, {**kwargs, "closure": watched}) if "closure" in kwargs else ((watched, *args[1:]), kwargs)
 
     def evaluated(self) -> None:
-        """A closure has computed the gradients."""
-        if self.active:
-            self._part.run(self._evaluated)
+        """The gradients are computed."""
+        for call in list(self.before_update):
+            call()
 
     def after(self, result: Any = None) -> None:
         """A step has ended."""
         self.count += 1
-        self._part.always(self._ends, result)
+        self._end(result, skipped=False)
+
+    def raised(self) -> None:
+        """The step that is running, if there is one, has raised: it is over, and nothing else says so."""
+        if self.running:
+            self.guard.run(self._listener.step_raised)
+            self._end(None, skipped=True)
+
+    def forward_begins(self) -> None:
+        """A training forward begins. Hooks of an optimizer may not tell of a step that raised."""
+
+    def skipped(self) -> None:
+        """A loss scaler has not let the optimizer step; gradients and moments stand as they would have."""
+        self.guard.run(self._listener.step_begins, (), {})
+        self.guard.run(self.evaluated)
+        self._end(None, skipped=True)
+
+    def _end(self, result: Any, *, skipped: bool) -> None:
+        self.running = False
+        self.guard.always(self._listener.step_ends, result, skipped=skipped)
 
     def _watched(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(closure)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             loss = closure(*args, **kwargs)
-            self.evaluated()
+            if self.active:
+                self.guard.run(self.evaluated)
             return loss
 
         return evaluate
@@ -106,11 +138,17 @@ class _Step:
         self.original = original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.owner.active:
+        owner = self.owner
+        if not owner.active:
             return self.original(*args, **kwargs)
-        args, kwargs = self.owner.before(args, kwargs) or (args, kwargs)
-        result = self.original(*args, **kwargs)
-        self.owner.after(result)
+        replaced = owner.guard.run(owner.before, args, kwargs)
+        args, kwargs = (args, kwargs) if replaced is None else replaced
+        try:
+            result = self.original(*args, **kwargs)
+        except Exception:
+            owner.raised()
+            raise
+        owner.after(result)
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:

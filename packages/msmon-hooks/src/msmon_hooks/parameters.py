@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
+from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Targets
 
 
@@ -64,3 +65,13 @@ def split_by_request(
         else:
             taken.append(weight)
     return taken, left_out
+
+
+def shortened(weights: Sequence[Weight], names: ShortNames) -> list[Weight]:
+    """The weights under the names that rows carry; the full name becomes an alias."""
+    found = []
+    for weight in weights:
+        short = names(weight.vpp_stage, weight.name)
+        same = short == weight.name
+        found.append(weight if same else evolve(weight, name=short, aliases=(weight.name, *weight.aliases)))
+    return found

@@ -12,14 +12,14 @@ _BURIED = "_msmon_buried"
 
 
 class Removable(Protocol):
-    """A hook handle as frameworks return it."""
+    """What frameworks return of a hook that they took."""
 
     def remove(self) -> None:
         """Take the hook off."""
 
 
 class Registrations:
-    """Owns hook handles and patched attributes; `close` undoes all of them, last one first.
+    """Owns hooks and patched attributes; `close` undoes all of them, last one first.
 
     Example:
         >>> class Loop:
@@ -45,9 +45,9 @@ class Registrations:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def add(self, handle: Removable) -> None:
-        """Own a hook handle."""
-        self._undo.append(handle.remove)
+    def add(self, removable: Removable) -> None:
+        """Own a hook."""
+        self._undo.append(removable.remove)
 
     def callback(self, undo: Callable[[], None]) -> None:
         """Call `undo` at `close`."""

@@ -9,12 +9,12 @@ from attrs import field, frozen
 
 
 @frozen(kw_only=True)
-class Selector:
+class Elements:
     """Which elements of a module's inputs or outputs are meant.
 
     Example:
-        >>> Selector(length=2, index=1)
-        Selector(length=2, index=1)
+        >>> Elements(length=2, index=1)
+        Elements(length=2, index=1)
     """
 
     length: int | None = None
@@ -23,52 +23,52 @@ class Selector:
     """The one element that is monitored; None: all of them."""
 
 
-EVERYTHING = Selector()
+_ALL = Elements()
 
 
 @frozen(kw_only=True)
-class Target:
-    """What is monitored of one module: a selector for each of `input`, `output`, `input_grad`, `output_grad`.
+class Sides:
+    """What is monitored of one module: which elements of `input`, `output`, `input_grad` and `output_grad`.
 
-    An empty mapping stands for all four.
+    An empty mapping stands for all of all four.
     """
 
-    selectors: Mapping[str, Selector] = field(factory=dict)
+    elements: Mapping[str, Elements] = field(factory=dict)
 
-    def selector(self, slot: str) -> Selector | None:
-        """The selector of a slot, or None where the slot is not monitored."""
-        return self.selectors.get(slot) if self.selectors else EVERYTHING
+    def of(self, side: str) -> Elements | None:
+        """The elements of a side that are monitored, or None where the side is not."""
+        return self.elements.get(side) if self.elements else _ALL
 
 
 class Targets:
     """Matches names of modules and parameters against the configured ones.
 
     Args:
-        wanted: name, with or without a stage prefix (`"1:layers.0"`), to `Target`.
-        all_modules: monitor the activations of every module; a named one follows its own target.
+        wanted: name, with or without a stage prefix (`"1:layers.0"`), to `Sides`.
+        all_modules: monitor the activations of every module; a named one follows its own entry.
 
     Example:
-        >>> targets = Targets({"fc2": Target()})
+        >>> targets = Targets({"fc2": Sides()})
         >>> targets.module(0, "fc1"), targets.parameter(0, "fc2.weight"), targets.parameter(0, "fc1.weight")
         (None, True, False)
     """
 
-    def __init__(self, wanted: Mapping[str, Target], *, all_modules: bool = False) -> None:
+    def __init__(self, wanted: Mapping[str, Sides], *, all_modules: bool = False) -> None:
         self._wanted = dict(wanted)
         self._all_modules = all_modules or not wanted
         self._matched: set[str] = set()
 
-    def _find(self, stage: int, name: str) -> Target | None:
+    def _find(self, stage: int, name: str) -> Sides | None:
         for key in (f"{stage}:{name}", name):
             if key in self._wanted:
                 self._matched.add(key)
                 return self._wanted[key]
         return None
 
-    def module(self, stage: int, name: str) -> Target | None:
-        """The target of a module's activations, or None. A module stands for itself only."""
+    def module(self, stage: int, name: str) -> Sides | None:
+        """What is monitored of a module's activations, or None. A module stands for itself only."""
         found = self._find(stage, name)
-        return found if found is not None or not self._all_modules else Target()
+        return found if found is not None or not self._all_modules else Sides()
 
     def parameter(self, stage: int, name: str) -> bool:
         """Whether a parameter is monitored: by its own name, or by that of a module above it."""

@@ -15,10 +15,10 @@ from attrs import define, evolve, field
 
 import msmon_io
 from msmon.reading import Run, UnusableRun, open_run
-from msmon.reading.index import NO_MICRO_STEP, Index, Ints, RowNumbers, build_index
+from msmon.reading.index import NO_MICRO_STEP, Index, Ints, RowNumbers, TensorKey, build_index
 from msmon.reading.row_files import KEYS
 from msmon.reading.statistics import Floats
-from msmon.reading.tensor_entries import TensorEntry
+from msmon.reading.tensor_entries import STATE, TensorEntry, parameter_name
 from msmon.reading.whole_tensors import OWN, WholeBlock, whole_blocks
 from msmon.tables import number_ops
 from msmon_hooks import DATA_TYPES
@@ -27,7 +27,7 @@ from msmon_stats import OPS
 
 __all__ = ["MergeReport", "merge_ranks"]
 
-WHOLE_TYPES = {name for name, one in DATA_TYPES.items() if one.of_parameters} - OWN
+WHOLE_TYPES = {STATE, *(name for name, one in DATA_TYPES.items() if one.of_parameters)} - OWN
 """What all ranks have in common. The rest (activations, gradients before the reduction) is each rank's own, and is
 joined only where its shards are of one tensor (tensor parallelism)."""
 
@@ -138,24 +138,24 @@ class _StageMerge:
             place
             for rank in self.run.ranks.values()
             for place, entry in (rank.tensors or {}).items()
-            if data_type in entry.shards
+            if entry.shard(data_type)
         }
         wanted = self.entries if data_type in WHOLE_TYPES else sharded
         if not wanted:
             return
-        index = build_index(self.run, data_type, keep=lambda key: (key.vpp_stage, key.name) in wanted)
+        index = build_index(self.run, data_type, keep=lambda key: self._place(key, data_type) in wanted)
         ops = [op for op in ops if op in TEXT_OPS or (op in OPS and op in index.stats)]
         numbers = [index.stats.index(op) for op in number_ops(ops)]
         if not index.rows or not numbers:
             return
-        dtypes = self._dtypes(index) if "dtype" in ops else {}
+        known = {op: self._texts(index, op) for op in TEXT_OPS if op in ops}
         for block in whole_blocks(self.run, index):
             self._count(block, index)
             for at, complete in enumerate(block.complete):
                 rows = np.flatnonzero(complete)
                 if len(rows):
                     values = block.values[numbers, at][:, rows].T
-                    yield self._table(int(index.steps[block.first + at]), index, ops, rows, values, dtypes)
+                    yield self._table(int(index.steps[block.first + at]), index, ops, rows, values, known)
 
     def _count(self, block: WholeBlock, index: Index) -> None:
         complete, report = block.complete, self.report
@@ -167,35 +167,49 @@ class _StageMerge:
         seen.update(keys[row].name for row in np.flatnonzero(complete.any(axis=0)))
         wrote = f"elements are on the ranks that wrote ({ranges(self.run.ranks)})"
         for step, row in np.argwhere((block.held > 0) & ~complete).tolist():
-            numel = self.entries[keys[row].vpp_stage, keys[row].name].numel
-            reason = f"{block.held[step, row]:.0f} of {numel} {wrote}"
+            numel = self.entries[self._place(keys[row], index.data_type)].numel
+            of = numel if numel >= 0 else "nobody knows how many"
+            reason = f"{block.held[step, row]:.0f} of {of} {wrote}"
             report.incomplete[self.stage, index.data_type, keys[row].name] = reason
 
-    def _dtypes(self, index: Index) -> dict[int, str]:
-        """Row -> what its files say. Without them, `run.json` knows the type of the parameter."""
+    def _place(self, key: TensorKey, data_type: str) -> tuple[int, str]:
+        """Where `entries` has the parameter that a row is about."""
+        stage = key.vpp_stage
+        return stage, parameter_name(key.name, data_type, lambda name: (stage, name) in self.entries)
+
+    def _texts(self, index: Index, op: str) -> dict[int, str]:
+        """Row -> what its files say. Without them, `run.json` knows of the parameter."""
         found: dict[int, str] = {}
         for rank in self.run.ranks.values():
             numbering = RowNumbers(index.rows, rank)
             for file in rank.files.get(index.data_type, ()):
                 if len(found) == len(index.rows):
                     return found
-                table = file.load((*KEYS, "dtype"))
-                if table.num_rows and "dtype" in table.column_names:
-                    for row, dtype in zip(numbering.of(table).tolist(), table["dtype"].to_pylist(), strict=True):
-                        found.setdefault(row, dtype)
+                table = file.load((*KEYS, op))
+                if table.num_rows and op in table.column_names:
+                    for row, text in zip(numbering.of(table).tolist(), table[op].to_pylist(), strict=True):
+                        found.setdefault(row, text)
                     found.pop(-1, None)
         return found
 
     def _table(
-        self, step: int, index: Index, ops: Sequence[str], numbers: Ints, values: Floats, dtypes: Mapping[int, str]
+        self,
+        step: int,
+        index: Index,
+        ops: Sequence[str],
+        numbers: Ints,
+        values: Floats,
+        known: Mapping[str, Mapping[int, str]],
     ) -> msmon_io.Table:
         every = list(index.rows)
         rows = [every[number] for number in numbers]
-        fields = [self.entries[row.tensor.vpp_stage, row.tensor.name].fields for row in rows]
-        texts = {
-            "shape": [str(one.get("shape")) for one in fields],
-            "dtype": [dtypes.get(number, str(one.get("dtype"))) for number, one in zip(numbers, fields, strict=True)],
-        }
+        entries = [self.entries[self._place(row.tensor, index.data_type)] for row in rows]
+        texts = {op: [str(entry.fields.get(op)) for entry in entries] for op in TEXT_OPS}
+        for op, of_row in known.items():
+            for at, (number, entry) in enumerate(zip(numbers, entries, strict=True)):
+                # The files know the shape of this rank's part; and what an optimizer keeps may have any shape.
+                if op != "shape" or (index.data_type == STATE and not entry.shard(STATE)):
+                    texts[op][at] = of_row.get(number, texts[op][at])
         return msmon_io.Table(
             data_type=index.data_type,
             step=step,

@@ -50,7 +50,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
     framework: str
     """Import name of the framework."""
     _hooks: Any
-    """Its part of msmon_hooks, with `attach`, `Groups` and `group_ranks`."""
+    """Its part of msmon_hooks, with `attach`, `ProcessGroups` and `group_ranks`."""
     _make_buffer: Callable[[], Buffer]
     """A buffer of statistics for its tensors."""
     _model_kind: str
@@ -114,7 +114,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         return ranks
 
     def _request(self, session: Session) -> Request:
-        groups = self._hooks.Groups(
+        groups = self._hooks.ProcessGroups(
             data_parallel=self._dp_group, tensor_parallel=self._tp_group, monitored=session.config.module_ranks
         )
         return session.request(main_grad=self._main_grad, groups=groups)
@@ -214,9 +214,9 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         """Write what is pending and take every hook off; harmless when called again."""
         attachment, switch, session = self._attachment, self._switch, self._session
         self._attachment = self._switch = self._period = None
-        for part, open_one in (("hooks", attachment), ("start and stop", switch)):
+        for name, open_one in (("hooks", attachment), ("start and stop", switch)):
             if open_one is not None:
-                Guarded(part).run(open_one.close)
+                Guarded(name).run(open_one.close)
         if session is not None:
             Guarded("results of steps").run(session.finish)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msmon.config import CcConfig, Config
 from msmon.heat_maps import EDGES
-from msmon_hooks import CollectiveRequest, Feature, Request, Selector, Target, Targets
+from msmon_hooks import CollectiveRequest, Elements, Feature, Request, Sides, Targets
 from msmon_stats import features
 
 
@@ -63,12 +63,12 @@ def make_targets(config: Config) -> Targets:
     """The modules and parameters that the configuration names."""
     wanted = {}
     for target in config.targets:
-        sides = {
-            side: Selector(length=1 if selector.form == "tensor" else selector.length, index=selector.index)
+        elements = {
+            side: Elements(length=1 if selector.form == "tensor" else selector.length, index=selector.index)
             for side in ("input", "output", "input_grad", "output_grad")
             if (selector := getattr(target, side)) is not None
         }
-        wanted[target.key] = Target(selectors={} if target.whole else sides)
+        wanted[target.key] = Sides(elements={} if target.whole else elements)
     return Targets(wanted, all_modules=config.all_xy)
 
 

@@ -30,7 +30,8 @@ class AnomalyDead(ColumnRule):
     threshold leaves (10 % with the default), and the norm, if the table has it, at least 1e-6. It fires at every value
     until the tensor is back. A tensor that is as sparse now and then (the gradient of a large embedding, a mask) or
     rounding noise (the gradient of a bias that has no effect) is left alone.
-    `zeros` of a second moment (`exp_avg_sq`) is not judged: nearly all of its elements are always small.
+    `zeros` of a second moment (`exp_avg_sq`) is not judged, since nearly all of its elements are always small, nor that
+    of further optimizer state (`state`), which may be anything.
 
     *What it means for training*: ReLUs that no input reaches any more, a gradient that underflows in half precision, an
     expert that gets no tokens.
@@ -84,4 +85,5 @@ class AnomalyDead(ColumnRule):
         last[alive] = values[alive]
         between = finite & ~stopped & ~alive
         fired = broken_habit(alive, stopped, between, history["habit"], history["streak"], self.steps)
-        return fired & ~batch.discrete & ~batch.layout.mask("exp_avg_sq"), reference
+        unjudged = batch.discrete | batch.layout.mask("exp_avg_sq") | batch.layout.mask("state")
+        return fired & ~unjudged, reference

@@ -44,8 +44,8 @@ class AnomalySpike(ColumnRule):
     of its first half to that of its second), that of the deviations from the trend, plus twice the trend's slope, if
     this is less. To it comes a lower bound, so that a series that hardly moves does not alarm at nothing: 0.02 (two
     percent); 0.005 for weights, which move that little; 0.1 for first moments, which one large gradient moves, and 0.2
-    for second moments, which are of squares; 0.03 for `zeros`, `min` and `max`, which move in steps, and 0.01 for `min`
-    and `max` of weights.
+    for second moments, which are of squares, and further optimizer state (`state`), which may be; 0.03 for `zeros`,
+    `min` and `max`, which move in steps, and 0.01 for `min` and `max` of weights.
 
     It judges `norm`, `rms` and, as the share of elements that are *not* zero, `zeros`; of activations (`actv`) and of
     weights after the step (`param_updated`) also the outliers, `min` and `max`. These count when they rise: one that
@@ -53,8 +53,8 @@ class AnomalySpike(ColumnRule):
     tells it by a `min` that equals the `max`.
 
     Integer tensors are not judged, since masks and positions change as the batches do. `zeros` of a second moment is
-    passed over too: nearly all of its elements are always small. A value of exactly 0 has no logarithm: `AnomalyVanish`
-    and `AnomalyDead` are for it.
+    passed over too, since nearly all of its elements are always small, and that of `state` as well. A value of exactly
+    0 has no logarithm: `AnomalyVanish` and `AnomalyDead` are for it.
 
     *What it means for training*: something changed from one step to the next: a loss spike, a corrupted batch, a weight
     or moment that was overwritten, a learning rate that jumped, half-precision gradients that underflow.
@@ -97,7 +97,7 @@ class AnomalySpike(ColumnRule):
         size = 1 - values if stat == "zeros" else np.abs(values)
         used = np.isfinite(size) & (size > 0) & ~batch.discrete
         if stat == "zeros":
-            used &= ~batch.layout.mask("exp_avg_sq")
+            used &= ~(batch.layout.mask("exp_avg_sq") | batch.layout.mask("state"))
         elif stat in _OUTLIERS:
             used &= batch.layout.mask("actv") | batch.layout.mask("param_updated")
         if not used.any():
@@ -172,7 +172,7 @@ def _smallest_sigma(stat: str, batch: Batch) -> Floats:
     if stat not in _SIZES:
         return np.full(len(batch.values), _SMALLEST_SIGMA_IN_STEPS)
     return np.select(
-        [mask("param_origin") | mask("param_updated"), mask("exp_avg"), mask("exp_avg_sq")],
+        [mask("param_origin") | mask("param_updated"), mask("exp_avg"), mask("exp_avg_sq") | mask("state")],
         [_SMALLEST_SIGMA_OF_WEIGHTS, _SMALLEST_SIGMA_OF_MOMENTS, _SMALLEST_SIGMA_OF_SECOND_MOMENTS],
         _SMALLEST_SIGMA,
     )

@@ -5,7 +5,7 @@ try:
 except ImportError as error:
     raise ImportError("msmon_hooks.mindspore needs MindSpore: pip install 'msmon-hooks[mindspore]'") from error
 
-from msmon_hooks.mindspore.attach import Attachment, attach
-from msmon_hooks.mindspore.groups import Groups, group_ranks
+from msmon_hooks.mindspore.attach import attach
+from msmon_hooks.mindspore.process_groups import ProcessGroups, group_ranks
 
-__all__ = ["Attachment", "Groups", "attach", "group_ranks"]
+__all__ = ["ProcessGroups", "attach", "group_ranks"]

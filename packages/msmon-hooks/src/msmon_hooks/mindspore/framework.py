@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import mindspore
@@ -66,7 +66,7 @@ class MindSporeFramework:
         # MindSpore has a counter, but in-place operations do not increment it (seen in 2.10).
         return None
 
-    def register_hook(self, tensor: Any, hook: Callable[[Any], Any]) -> Removable:
+    def register_hook(self, tensor: Any, hook: Hook) -> Removable:
         return tensor.register_hook(_Passing(hook))
 
     def is_sharded(self, tensor: Any) -> bool:
@@ -105,13 +105,12 @@ class MindSporeFramework:
 class _Passing(Hook):
     """Hands a gradient on as it is: versions of MindSpore before 2.10 want a hook to return one."""
 
-    def __init__(self, hook: Callable[[Any], Any]) -> None:
+    def __init__(self, hook: Hook) -> None:
+        super().__init__(hook.guard)
         self.hook = hook
 
     def __call__(self, gradient: Any) -> Any:
-        # A tensor that was computed and not used gets None.
-        if gradient is not None:
-            self.hook(gradient)
+        self.hook(gradient)
         return gradient
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from mindspore import nn
 
 from msmon_hooks.call_hooks import AfterCall, BeforeCall
-from msmon_hooks.mindspore.module_calls import ModuleCalls
+from msmon_hooks.guard import Guarded
+from msmon_hooks.mindspore.call_hooks import CallHooks
+from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.registrations import Registrations
 
 
@@ -20,23 +21,24 @@ class LossScale:
     that of `nn.TrainOneStepWithLossScaleCell`, which also skips updates.
 
     Args:
-        optimizer: the monitored one.
-        stepped: how many steps of it were seen so far.
-        skipped: called when a Cell has not called the optimizer.
+        guard: what goes off when watching the Cells fails.
+        steps: of the monitored optimizer; a Cell's step that has not called the optimizer is one too.
     """
 
-    def __init__(self, optimizer: Any, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
-        self._optimizer = optimizer
-        self._stepped = stepped
-        self._skipped = skipped
-        scale = getattr(optimizer, "loss_scale", 1.0)
-        self._fixed = float(scale) if isinstance(scale, int | float) and scale != 1.0 else None
+    def __init__(self, guard: Guarded, steps: OptimizerSteps) -> None:
+        self.guard = guard
+        self._steps = steps
+        self._optimizer: Any = None
+        self._fixed: float | None = None
         self._current: Any = None
         self._steps_before: int | None = None
 
-    def attach(self, registrations: Registrations) -> None:
+    def attach(self, optimizer: Any, registrations: Registrations) -> None:
         """Watch the Cells that scale losses; `registrations` end it."""
-        calls = ModuleCalls()
+        self._optimizer = optimizer
+        scale = getattr(optimizer, "loss_scale", 1.0)
+        self._fixed = float(scale) if isinstance(scale, int | float) and scale != 1.0 else None
+        calls = CallHooks()
         registrations.callback(calls.close)
         registrations.callback(self._close)
         calls.add_class(nn.TrainOneStepWithLossScaleCell, _Begins(self))
@@ -47,13 +49,13 @@ class LossScale:
         self._steps_before = None
         if self._optimizer is not None and getattr(cell, "optimizer", None) is self._optimizer:
             self._current = cell.scale_sense
-            self._steps_before = self._stepped()
+            self._steps_before = self._steps.count
 
     def ends(self) -> None:
         """A Cell has ended its step."""
         before, self._steps_before = self._steps_before, None
-        if before is not None and self._optimizer is not None and self._stepped() == before:
-            self._skipped()
+        if before is not None and self._optimizer is not None and self._steps.count == before:
+            self._steps.skipped()
 
     def of(self, gradient: Any) -> Any:
         """By what a gradient that a backward computes now is multiplied; None: by nothing."""
@@ -81,16 +83,17 @@ class _OfClass:
     """A class outlives every network: what sits on it must not lead to one."""
 
     def __init__(self, owner: LossScale) -> None:
+        self.guard = Guarded("scaled losses")
         self.owner = weakref.ref(owner)
 
 
 class _Begins(_OfClass, BeforeCall):
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if (owner := self.owner()) is not None:
-            owner.begins(module)
+            owner.guard.run(owner.begins, module)
 
 
 class _Ends(_OfClass, AfterCall):
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if (owner := self.owner()) is not None:
-            owner.ends()
+            owner.guard.run(owner.ends)

@@ -7,10 +7,14 @@ from typing import Any
 
 import mindspore
 
+from msmon_hooks.parameter_state import MOMENTS, ParameterState, StateLayout
+
 # The attributes of MindSpore's optimizers that hold a moment of each parameter, in the order of the parameters; and
-# the keys under which the optimizers of adapters keep them. The momentum of SGD is a first moment too.
-_FIRST = ("exp_avg", "moment1", "moments1", "momentum_buf", "moments", "accum", "momentum_buffer")
+# the keys under which the optimizers of adapters keep them.
+_FIRST = ("exp_avg", "moment1", "moments1")
 _SECOND = ("exp_avg_sq", "moment2", "moments2")
+_MOMENTA = ("momentum_buf", "moments", "accum", "momentum_buffer")
+_NAMES = dict.fromkeys(_FIRST, MOMENTS[0]) | dict.fromkeys(_SECOND, MOMENTS[1]) | {name: name for name in _MOMENTA}
 _COUNTERS = ("global_step", "state_step", "step_t")
 
 
@@ -20,17 +24,18 @@ class Moments:
     Example:
         >>> from mindspore import nn
         >>> dense = nn.Dense(2, 2)
-        >>> Moments(nn.Adam(dense.trainable_params())).of(dense.weight)
+        >>> dict(Moments(nn.Adam(dense.trainable_params())).of(dense.weight).tensors)
         {}
     """
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._positions = {id(parameter): index for index, parameter in enumerate(parameters_of(optimizer))}
+        self._layouts: dict[tuple[str, ...], StateLayout] = {}
         self.updated = False
         """Whether an update was seen."""
 
-    def of(self, parameter: Any) -> dict[str, Any]:
+    def of(self, parameter: Any) -> ParameterState:
         """The moments that the optimizer keeps of `parameter` now; empty before its first update.
 
         MindSpore makes them, as zeros, with the optimizer; they are no moments of anything before an update.
@@ -38,13 +43,19 @@ class Moments:
         position = self._positions.get(id(parameter))
         states = getattr(self._optimizer, "state", None)
         state = states.get(parameter) if isinstance(states, Mapping) else None
-        found = {}
-        for name, keys in (("exp_avg", _FIRST), ("exp_avg_sq", _SECOND)):
-            candidates = (self._attribute(key, position) if not state else state.get(key) for key in keys)
-            value = next((value for value in candidates if isinstance(value, mindspore.Tensor)), None)
-            if value is not None:
-                found[name] = value
-        return found if found and (state or self._was_updated()) else {}
+        values = {key: state.get(key) if state else self._attribute(key, position) for key in _NAMES}
+        kept = {key: value for key, value in values.items() if isinstance(value, mindspore.Tensor)}
+        if kept and not state and not self._was_updated():
+            kept = {}
+        found: dict[str, Any] = {}
+        for key, value in kept.items():
+            found.setdefault(_NAMES[key], value)
+        return ParameterState(tensors=found, layout=self._layout(tuple(kept)))
+
+    def _layout(self, keys: tuple[str, ...]) -> StateLayout:
+        if keys not in self._layouts:
+            self._layouts[keys] = StateLayout(keys=keys, places=(type(self._optimizer).__name__,))
+        return self._layouts[keys]
 
     def _attribute(self, name: str, position: int | None) -> Any:
         values = getattr(self._optimizer, name, None)

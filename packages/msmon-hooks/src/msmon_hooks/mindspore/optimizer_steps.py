@@ -10,7 +10,7 @@ from mindspore import nn
 
 from msmon_hooks import optimizer_steps
 from msmon_hooks.call_hooks import AfterCall, BeforeCall
-from msmon_hooks.mindspore.module_calls import ModuleCalls
+from msmon_hooks.mindspore.call_hooks import CallHooks
 from msmon_hooks.registrations import Registrations
 
 
@@ -20,10 +20,11 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
     def hook(self, optimizer: Any, registrations: Registrations) -> None:
         """By watching calls of the optimizer; else by wrapping the instance's `step`, which is given back."""
         if is_called_with_gradients(optimizer):
-            calls = ModuleCalls()
+            calls = CallHooks()
             registrations.callback(calls.close)
             calls.add(optimizer, _Before(self))
             calls.add(optimizer, _After(self))
+            calls.add(optimizer, _Raised(self))
         else:
             super().hook(optimizer, registrations)
 
@@ -43,6 +44,7 @@ def gradients_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]
 
 class _Before(BeforeCall):
     def __init__(self, owner: OptimizerSteps) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -52,8 +54,23 @@ class _Before(BeforeCall):
 
 class _After(AfterCall):
     def __init__(self, owner: OptimizerSteps) -> None:
+        super().__init__(owner.guard)
+        self.owner = owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        # Whatever has failed: steps are counted on.
+        if self.owner.active:
+            self.owner.after()
+
+
+class _Raised(AfterCall):
+    """Behind `_After`, so that a step that is still running has raised."""
+
+    always = True
+
+    def __init__(self, owner: OptimizerSteps) -> None:
+        super().__init__(owner.guard)
         self.owner = owner
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.active:
-            self.owner.after()
+        self.owner.raised()

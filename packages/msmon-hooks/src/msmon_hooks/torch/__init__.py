@@ -5,7 +5,7 @@ try:
 except ImportError as error:
     raise ImportError("msmon_hooks.torch needs PyTorch: pip install 'msmon-hooks[torch]'") from error
 
-from msmon_hooks.torch.attach import Attachment, attach
-from msmon_hooks.torch.groups import Groups, group_ranks
+from msmon_hooks.torch.attach import attach
+from msmon_hooks.torch.process_groups import ProcessGroups, group_ranks
 
-__all__ = ["Attachment", "Groups", "attach", "group_ranks"]
+__all__ = ["ProcessGroups", "attach", "group_ranks"]

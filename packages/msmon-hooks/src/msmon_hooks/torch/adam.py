@@ -7,10 +7,11 @@ from typing import Any
 
 from msmon_hooks.adam import AdamSettings
 from msmon_hooks.parameters import Weight
+from msmon_hooks.torch.nested_optimizers import nested_optimizers, param_groups, state_of
 
 
 class AdamGroups:
-    """The parameter groups of an optimizer at one moment.
+    """The parameter groups of an optimizer, and of those inside of it, at one moment.
 
     Example:
         >>> import torch
@@ -21,11 +22,14 @@ class AdamGroups:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        states = getattr(optimizer, "state", None)
-        self._states: Mapping[Any, Any] = states if isinstance(states, Mapping) else {}
-        groups = [group for group in getattr(optimizer, "param_groups", ()) if "betas" in group and "eps" in group]
+        optimizers = nested_optimizers(optimizer)
+        self._states = [state for one in optimizers if (state := state_of(one)) is not None]
+        groups = [group for group in param_groups(optimizer) if "betas" in group and "eps" in group]
         self._first = groups[0] if groups else None
-        self._groups = {id(parameter): group for group in groups for parameter in group["params"]}
+        self._groups: dict[int, Mapping[str, Any]] = {}
+        for group in groups:
+            for parameter in group["params"]:
+                self._groups.setdefault(id(parameter), group)
 
     def settings(self, weight: Weight) -> AdamSettings | None:
         """Those of the parameter's group; None where the optimizer is none of this kind, or has not stepped yet.
@@ -35,9 +39,11 @@ class AdamGroups:
         group = self._groups.get(id(weight.parameter), self._first)
         if group is None:
             return None
-        state = self._states.get(weight.parameter)
-        if state is None and id(weight.parameter) not in self._groups:
-            state = next(iter(self._states.values()), None)
+        known = id(weight.parameter) in self._groups
+        states = (states.get(weight.parameter) for states in self._states)
+        state = next((one for one in states if isinstance(one, Mapping) and "step" in one), None)
+        if state is None and not known:
+            state = next((one for states in self._states for one in states.values()), None)
         step = state.get("step") if isinstance(state, Mapping) else None
         step = group.get("step") if step is None else step
         if step is None:

@@ -28,6 +28,11 @@ def _agreement(
         # Adam's first momentum is a multiple of the first gradient.
         return torch.ones((), device=gradient.device)
     momentum = local_part(momentum)
+    if gradient.is_complex():
+        raise ValueError("a complex gradient has no sign")
+    if momentum.shape != gradient.shape and momentum.squeeze().shape == gradient.squeeze().shape:
+        # Optimizers that work in batches add a dimension.
+        momentum = momentum.view(gradient.shape)
     if gradient.layout is torch.strided:
         return sign_agreement(gradient, momentum)
     # What a sparse gradient leaves out is zero and counts one half.

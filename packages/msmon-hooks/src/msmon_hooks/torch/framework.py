@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
+from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Removable
 from msmon_hooks.torch.backward import in_backward, segment_number
-from msmon_hooks.torch.collectives.writes import writes
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
 
 
@@ -56,10 +55,9 @@ class TorchFramework:
         return tensor.is_leaf
 
     def version(self, tensor: torch.Tensor) -> int | None:
-        # Collectives write behind the counter's back. Versions of one tensor stay below the factor.
-        return None if tensor.is_inference() else tensor._version + (writes.of(tensor) << 32)
+        return None if tensor.is_inference() else tensor._version
 
-    def register_hook(self, tensor: torch.Tensor, hook: Callable[[Any], Any]) -> Removable:
+    def register_hook(self, tensor: torch.Tensor, hook: Hook) -> Removable:
         return tensor.register_hook(hook)
 
     def is_sharded(self, tensor: torch.Tensor) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from msmon_hooks.guard import Guarded
+from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
 
@@ -18,22 +20,27 @@ class LossScale:
 
     A training script never shows its scaler to a monitor, so the methods `scale` and `step` of the class (and of
     subclasses that have their own) are wrapped while the hooks are in place. Nothing here waits for the device: the
-    scale stays a tensor.
+    scale stays a tensor; where gradients lie in the memory of the host and the losses do not, a copy to the host
+    begins when a loss is scaled, and is there before any gradient of that loss.
 
     Args:
-        optimizer: the monitored one.
-        stepped: how many steps of it were seen so far.
-        skipped: called when a scaler's `step` has not called the monitored optimizer's.
+        guard: what goes off when what the wrappers do fails.
+        steps: of the monitored optimizer; a scaler's `step` that has not called the optimizer's is one too.
     """
 
-    def __init__(self, optimizer: Any, stepped: Callable[[], int], skipped: Callable[[], None]) -> None:
-        self.stepped = stepped
-        self.skipped = skipped
-        self._optimizer = optimizer
+    def __init__(self, guard: Guarded, steps: OptimizerSteps) -> None:
+        self.guard = guard
+        self.steps = steps
+        self._optimizer: Any = None
         self._scaler: Any = None
+        self._has_host_parameters = False
+        self._on_host: Callable[[], float] | None = None
 
-    def attach(self, registrations: Registrations) -> None:
-        """Wrap the scalers' methods; `registrations` takes the wrappers off again."""
+    def attach(self, optimizer: Any, registrations: Registrations) -> None:
+        """Wrap the scalers' methods; `registrations` take the wrappers off again."""
+        self._optimizer = optimizer
+        groups = getattr(optimizer, "param_groups", ())
+        self._has_host_parameters = any(one.device.type == "cpu" for group in groups for one in group["params"])
         patches = Registrations()
         for scaler in _scaler_classes():
             if "scale" in vars(scaler):
@@ -45,12 +52,20 @@ class LossScale:
         # A class outlives every model: what sits on it must not keep the monitor alive, and goes when that does.
         weakref.finalize(self, patches.close).atexit = False
 
-    def of(self, gradient: torch.Tensor) -> torch.Tensor | None:
+    def of(self, gradient: torch.Tensor) -> torch.Tensor | float | None:
         """By what a gradient that a backward computes now is multiplied; None: by nothing."""
+        scale = self._scale
+        if scale is None or scale.device == gradient.device:
+            return scale
+        if gradient.device.type == "cpu" and self._on_host is not None:
+            return self._on_host()
+        # What reads it there is ordered behind the copy; for one to the host that is not so.
+        return scale if gradient.device.type == "cpu" else scale.to(gradient.device, non_blocking=True)
+
+    @property
+    def _scale(self) -> torch.Tensor | None:
         scale = getattr(self._scaler, "_scale", None)
-        if not isinstance(scale, torch.Tensor):
-            return None
-        return scale if scale.device == gradient.device else scale.to(gradient.device, non_blocking=True)
+        return scale if isinstance(scale, torch.Tensor) else None
 
     def at_step(self) -> torch.Tensor | None:
         """By what the gradients are still multiplied that the optimizer's step is given: fused optimizers undo the
@@ -63,8 +78,7 @@ class LossScale:
         states = getattr(self._scaler, "_per_optimizer_states", {})
         state = states.get(id(self._optimizer), {})
         unscaled = getattr(state.get("stage"), "name", "READY") == "UNSCALED"
-        scale = getattr(self._scaler, "_scale", None)
-        return None if unscaled or not isinstance(scale, torch.Tensor) else scale
+        return None if unscaled else self._scale
 
     def found_inf(self) -> torch.Tensor | None:
         """While a fused optimizer steps: a number that is greater than 0 if it skips the update; else None."""
@@ -73,19 +87,39 @@ class LossScale:
 
     def step_ends(self) -> None:
         """The next loss may be one that nobody scales."""
-        self._scaler = None
+        self._scaler = self._on_host = None
 
     def scaled_by(self, scaler: Any) -> None:
         """A scaler has multiplied a loss."""
-        if self._optimizer is not None and scaler.is_enabled():
-            self._scaler = scaler
+        if self._optimizer is None or not scaler.is_enabled():
+            return
+        self._scaler = scaler
+        scale = self._scale
+        if scale is not None and scale.device.type != "cpu" and self._has_host_parameters:
+            self._on_host = _copy_to_host(scale)
 
-    def watches(self, optimizer: Any) -> bool:
-        """Whether the optimizer is the monitored one."""
-        return self._optimizer is not None and unwrapped_optimizer(optimizer) is self._optimizer
+    def steps_of(self, optimizer: Any) -> int | None:
+        """How many steps of an optimizer were seen so far; None if it is not the monitored one."""
+        watched = self._optimizer is not None and unwrapped_optimizer(optimizer) is self._optimizer
+        return self.steps.count if watched else None
 
     def _close(self) -> None:
-        self._scaler = self._optimizer = None
+        self._scaler = self._optimizer = self._on_host = None
+
+
+def _copy_to_host(number: torch.Tensor) -> Callable[[], float]:
+    """Begin the copy; what is returned waits until it is there."""
+    backend = getattr(torch, number.device.type)
+    with backend.device(number.device):
+        copy = number.to("cpu", non_blocking=True)
+        done = backend.Event()
+        done.record()
+
+    def wait() -> float:
+        done.synchronize()
+        return float(copy)
+
+    return wait
 
 
 def _scaling(owner: weakref.ref[LossScale], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +127,7 @@ def _scaling(owner: weakref.ref[LossScale], original: Callable[..., Any]) -> Cal
     def scale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         scaled = original(scaler, *args, **kwargs)
         if (losses := owner()) is not None:
-            losses.scaled_by(scaler)
+            losses.guard.run(losses.scaled_by, scaler)
         return scaled
 
     return scale
@@ -103,17 +137,16 @@ def _stepping(owner: weakref.ref[LossScale], original: Callable[..., Any]) -> Ca
     @functools.wraps(original)
     def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         losses = owner()
-        if losses is None or not losses.watches(optimizer):
+        before = None if losses is None else losses.guard.run(losses.steps_of, optimizer)
+        try:
             result = original(scaler, optimizer, *args, **kwargs)
-        else:
-            before = losses.stepped()
-            result = original(scaler, optimizer, *args, **kwargs)
-            if losses.watches(optimizer) and losses.stepped() == before:
-                losses.skipped()
-        if losses is not None:
-            # Whoever's step it was: the backward of the loss that was scaled is over.
-            losses.step_ends()
-        return result
+            if losses is not None and before is not None and losses.guard.run(losses.steps_of, optimizer) == before:
+                losses.steps.skipped()
+            return result
+        finally:
+            if losses is not None:
+                # Whoever's step it was: the backward of the loss that was scaled is over.
+                losses.step_ends()
 
     return step
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -29,8 +31,11 @@ class ModelChanges:
         self._known = self._snapshot()
 
     def check(self) -> None:
-        """Call back if anything is different from the last time."""
-        if self._is_same():
+        """Call back if anything is different from the last time.
+
+        What `torch.func.functional_call` puts into the modules is theirs for one call.
+        """
+        if self._is_same() or _in_functional_call():
             return
         self._known = self._snapshot()
         self._on_change()
@@ -68,3 +73,10 @@ class ModelChanges:
                 if child is not None and id(child) not in seen:
                     seen.add(id(child))
                     waiting.append(child)
+
+
+def _in_functional_call() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "torch.nn.utils.stateless":
+        frame = frame.f_back
+    return frame is not None

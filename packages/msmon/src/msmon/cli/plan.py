@@ -42,6 +42,7 @@ def _data_types(config: Config) -> Iterator[tuple[str, str]]:
         yield "grad_reduced", f"gradients of {_parameters(config)} as the optimizer consumes them"
     if config.mv_distribution:
         yield "exp_avg, exp_avg_sq", f"optimizer moments of {_parameters(config)}"
+        yield "state", f"what else the optimizer keeps of {_parameters(config)}"
     if config.param_distribution:
         yield "param_origin, param_updated", f"{_parameters(config)} before and after the optimizer step"
     if config.mg_direction:

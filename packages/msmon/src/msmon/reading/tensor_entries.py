@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
+STATE = "state"
+"""The data type whose rows are called after a parameter and what is kept of it: `fc.weight.momentum_buffer`."""
+_CUT_LIKE = {STATE: "exp_avg"}
+"""What has a number for each element of a parameter is cut into the same shards as another data type."""
+
 _SIZE = attrs.validators.and_(attrs.validators.instance_of(int), attrs.validators.ge(0), attrs.validators.lt(1 << 63))
+_SIZE_OR_UNKNOWN = attrs.validators.or_(_SIZE, attrs.validators.in_([-1]))
 
 
 @attrs.frozen(kw_only=True)
@@ -25,12 +31,27 @@ class TensorEntry:
 
     vpp_stage: int = attrs.field(validator=_SIZE)
     name: str = attrs.field(validator=attrs.validators.instance_of(str))
-    numel: int = attrs.field(validator=_SIZE)
-    """Of the whole tensor."""
+    numel: int = attrs.field(validator=_SIZE_OR_UNKNOWN)
+    """Of the whole tensor; -1 where nobody knows which part a rank holds."""
     shards: Mapping[str, ShardEntry]
     """Data type -> the shard on this rank, where the values of the data type are of a shard."""
     fields: Mapping[str, Any]
     """All of the entry."""
+
+    def shard(self, data_type: str) -> ShardEntry | None:
+        """The shard on this rank, or None where it holds the whole."""
+        return self.shards.get(_CUT_LIKE.get(data_type, data_type))
+
+
+def parameter_name(name: str, data_type: str, is_known: Callable[[str], bool]) -> str:
+    """The name of the parameter that a row is about.
+
+    >>> parameter_name("fc.weight.Q.0", "state", {"fc.weight"}.__contains__)
+    'fc.weight'
+    """
+    while data_type == STATE and "." in name and not is_known(name):
+        name = name.rpartition(".")[0]
+    return name
 
 
 def tensor_entries(entries: Any) -> dict[tuple[int, str], TensorEntry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import attrs
@@ -14,6 +14,7 @@ from msmon.reading.index import Index, Ints, TensorKey
 from msmon.reading.run import RankRun, Run
 from msmon.reading.statistics import Floats
 from msmon.reading.stored_rows import NOTHING, StoredRows
+from msmon.reading.tensor_entries import STATE, parameter_name
 from msmon.reading.written_digits import mergeable, to_partials
 from msmon_hooks import DATA_TYPES
 from msmon_stats import FIELDS, OPS, finalize, merge
@@ -123,6 +124,9 @@ class _Joined:
         if digits:
             here |= np.logical_and.reduce([block.present[at][:, rows] for at in self._numbers])
         here &= numel > 0
+        if self._index.data_type == STATE:
+            # What has no number for each element (a factor, a preconditioner) is the rank's own. Digits do not tell.
+            here &= stored & (partials[..., 0] == numel)
         for other, taken in self._taken:
             replica = (other == shard) & (shard >= 0)
             if replica.any():
@@ -168,6 +172,11 @@ def _steps(index: Index, block: Block) -> Ints:
     return index.steps[block.first : block.first + block.values.shape[1]]
 
 
+def _parameter(key: TensorKey, data_type: str, known: Collection[TensorKey]) -> TensorKey:
+    name = parameter_name(key.name, data_type, lambda name: attrs.evolve(key, name=name) in known)
+    return key if name == key.name else attrs.evolve(key, name=name)
+
+
 def _shards(run: Run, index: Index, rename: Rename | None) -> tuple[Ints, Floats, Floats]:
     """Which shards the ranks hold.
 
@@ -177,18 +186,22 @@ def _shards(run: Run, index: Index, rename: Rename | None) -> tuple[Ints, Floats
     """
     shape = (len(run.ranks), len(index.rows))
     shard, numel, whole = np.full(shape, -1), np.zeros(shape), np.full(shape[1], np.nan)
+    entries = [
+        (at, TensorKey(rank.pp_stage, vpp_stage, name), entry)
+        for at, rank in enumerate(run.ranks.values())
+        for (vpp_stage, name), entry in (rank.tensors or {}).items()
+    ]
+    entries = entries if rename is None else [(at, rename(key), entry) for at, key, entry in entries]
+    known = {key for _, key, _ in entries}
     rows_of: dict[TensorKey, list[int]] = {}
     for row, number in index.rows.items():
-        rows_of.setdefault(row.tensor, []).append(number)
+        rows_of.setdefault(_parameter(row.tensor, index.data_type, known), []).append(number)
     numbers: dict[tuple[TensorKey, str], int] = {}
-    for at, rank in enumerate(run.ranks.values()):
-        for (vpp_stage, name), entry in (rank.tensors or {}).items():
-            own = entry.shards.get(index.data_type)
-            if own is not None:
-                key = TensorKey(rank.pp_stage, vpp_stage, name)
-                key = key if rename is None else rename(key)
-                rows = rows_of.get(key, [])
-                whole[rows] = entry.numel
-                shard[at, rows] = numbers.setdefault((key, own.part), len(numbers))
-                numel[at, rows] = own.numel
+    for at, key, entry in entries:
+        own = entry.shard(index.data_type)
+        if own is not None:
+            rows = rows_of.get(key, [])
+            whole[rows] = entry.numel
+            shard[at, rows] = numbers.setdefault((key, own.part), len(numbers))
+            numel[at, rows] = own.numel
     return shard, numel, whole

@@ -70,8 +70,8 @@ OPERATORS = (
 
 
 @frozen(kw_only=True)
-class Call(collective_calls.Call):
-    """See `msmon_hooks.collective_calls.Call`."""
+class CollectiveCall(collective_calls.CollectiveCall):
+    """See `msmon_hooks.collective_calls.CollectiveCall`."""
 
     @staticmethod
     def is_tensor(value: object) -> bool:

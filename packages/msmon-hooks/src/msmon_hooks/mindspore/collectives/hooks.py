@@ -13,10 +13,10 @@ import mindspore
 from mindspore import ops
 from mindspore.communication import comm_func
 
+from msmon_hooks import interception
 from msmon_hooks.collective_calls import Api, Signature
 from msmon_hooks.collective_rows import RECEIVED, SENT, CollectiveRows
-from msmon_hooks.interception import intercept, run_outermost
-from msmon_hooks.mindspore.collectives.calls import IN_PLACE, OPERATORS, RETURNING, Call
+from msmon_hooks.mindspore.collectives.calls import IN_PLACE, OPERATORS, RETURNING, CollectiveCall
 from msmon_hooks.registrations import Registrations
 
 _RETURNING = getattr(ops, "communication", comm_func)
@@ -43,89 +43,95 @@ class CollectiveHooks(CollectiveRows):
                 missing.append(f"ops.{name}")
             else:
                 registrations.patch(operator, "__call__", functools.partial(self._operator, name))
-        handle = getattr(comm_func, "CommHandle", None)
-        if handle is not None:
-            registrations.patch(handle, "wait", self._waited)
+        work = getattr(comm_func, "CommHandle", None)
+        if work is not None:
+            registrations.patch(work, "wait", self._waiting_for)
         registrations.callback(self._waiting.clear)
-        self._coverage.note("cc_distribution: collectives inside of compiled graphs are not seen")
+        self._recording.coverage.note("cc_distribution: collectives inside of compiled graphs are not seen")
         if missing:
             version = mindspore.__version__
-            self._coverage.note(f"cc_distribution: MindSpore {version} does not have {', '.join(missing)}")
+            self._recording.coverage.note(f"cc_distribution: MindSpore {version} does not have {', '.join(missing)}")
 
     def _observe(self, module: Any, name: str, api: Api | None, registrations: Registrations) -> list[str]:
-        function = getattr(module, name, None)
-        signature = None
+        function, signature = getattr(module, name, None), None
         if isinstance(function, FunctionType):
-            signature = Signature.of(name, _returning(name, function) if api is None else api, function)
-        if not isinstance(function, FunctionType) or signature is None:
+            # Another monitor of this process may have it intercepted already.
+            written = interception.original(function)
+            signature = Signature.of(name, _returning(name, written) if api is None else api, written)
+        if function is None or signature is None:
             return [f"{module.__name__.rpartition('.')[2]}.{name}"]
 
         def around(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            call = self.part.run(Call.of, signature, args, kwargs) if self.wanted else None
+            call = self.guard.run(CollectiveCall.of, signature, args, kwargs) if self.wanted else None
             return self._run(call, original, args, kwargs)
 
-        registrations.callback(intercept(function, around))
+        registrations.callback(interception.intercept(function, around))
         return []
 
     def _operator(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def __call__(operator: Any, *args: Any, **kwargs: Any) -> Any:
             def around(bound: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-                call = None
-                if self.wanted:
-                    sent = tuple(str(index) for index in range(len(args)))
-                    arguments = {**dict(zip(sent, args, strict=True)), "group": getattr(operator, "group", None)}
-                    positions = {key: int(key) for key in sent}
-                    call = Call(name=name, api=Api(sent=sent, returns=True), arguments=arguments, positions=positions)
+                call = self.guard.run(_call_of_operator, name, operator, args) if self.wanted else None
                 return self._run(call, bound, args, kwargs)
 
-            return run_outermost(around, functools.partial(original, operator), args, kwargs)
+            return interception.run_outermost(around, functools.partial(original, operator), args, kwargs)
 
         return __call__
 
     def _run(
-        self, call: Call | None, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call: CollectiveCall | None, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        wanted = call is not None and self.part.run(self._before, call)
+        wanted = call is not None and self.guard.run(self._before, call)
         returned = original(*args, **kwargs)
         if wanted and call is not None:
-            self.part.run(self._after, call, returned)
+            self.guard.run(self._after, call, returned)
         return returned
 
-    def _before(self, call: Call) -> bool:
+    def _before(self, call: CollectiveCall) -> bool:
         if not self.begins(call.name, f"group {call.group}", call.all_tensors()):
             return False
         if self._request.inputs:
             self.read(call.name, SENT, call.sent())
         return True
 
-    def _after(self, call: Call, returned: Any) -> None:
+    def _after(self, call: CollectiveCall, returned: Any) -> None:
         tensors = {0: list(call.tensors_in(returned))} if call.api.returns else call.received()
         if not any(tensors.values()):
             return
         values = returned if isinstance(returned, tuple) else (returned,)
-        # A handle without one of the backend's stands for a call that has already been waited for.
-        handle = next((value for value in values if getattr(value, "handle", None) is not None), None)
+        # A piece of work without a handle of the backend's stands for a call that has already been waited for.
+        work = next((value for value in values if getattr(value, "handle", None) is not None), None)
 
         def arrived() -> None:
             if self.wanted:
                 self.read(call.name, RECEIVED, tensors)
 
-        if handle is None:
+        if work is None:
             arrived()
         else:
-            self._waiting[handle] = arrived
+            self._waiting[work] = arrived
 
-    def _waited(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _waiting_for(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(handle, *args, **kwargs)
-            arrived = self._waiting.pop(handle, None)
-            if arrived is not None:
-                self.part.run(arrived)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(work, *args, **kwargs)
+            self.guard.run(self._waited, work)
             return result
 
         return wait
+
+    def _waited(self, work: Any) -> None:
+        arrived = self._waiting.pop(work, None)
+        if arrived is not None:
+            arrived()
+
+
+def _call_of_operator(name: str, operator: Any, args: tuple[Any, ...]) -> CollectiveCall:
+    sent = tuple(str(index) for index in range(len(args)))
+    arguments = {**dict(zip(sent, args, strict=True)), "group": getattr(operator, "group", None)}
+    positions = {key: int(key) for key in sent}
+    return CollectiveCall(name=name, api=Api(sent=sent, returns=True), arguments=arguments, positions=positions)
 
 
 def _returning(name: str, function: FunctionType) -> Api:

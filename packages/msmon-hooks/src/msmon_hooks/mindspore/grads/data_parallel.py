@@ -10,10 +10,10 @@ from mindspore import nn
 
 from msmon_hooks.call_hooks import BeforeCall
 from msmon_hooks.gradients import OnReady
+from msmon_hooks.mindspore.call_hooks import CallHooks
 from msmon_hooks.mindspore.grads.source import GradientSource
-from msmon_hooks.mindspore.groups import is_distributed
-from msmon_hooks.mindspore.module_calls import ModuleCalls
 from msmon_hooks.mindspore.optimizer_steps import gradients_in
+from msmon_hooks.mindspore.process_groups import is_distributed
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 
@@ -35,23 +35,23 @@ class DataParallelGradients(GradientSource):
         super().attach(weights, on_ready, registrations)
         if self.hooks_parameters:
             return
-        calls = ModuleCalls()
+        calls = CallHooks()
         registrations.callback(calls.close)
         calls.add_class(nn.DistributedGradReducer, _Reduces(self, weights, on_ready))
 
     def reduces_now(self, weights: Sequence[Weight], gradients: Sequence[Any], on_ready: OnReady) -> None:
         """A reducer is called with gradients, in the order of the optimizer's parameters."""
         if len(gradients) == len(self._positions):
-            for weight in weights:
-                position = self._positions.get(id(weight.parameter))
-                if position is not None:
-                    on_ready(weight, gradients[position], complete=True)
+            known = [weight for weight in weights if id(weight.parameter) in self._positions]
+            entries = [(weight, gradients[self._positions[id(weight.parameter)]]) for weight in known]
+            on_ready(entries, complete=True)
 
 
 class _Reduces(BeforeCall):
     """Kept by the class of the reducers, so it leads to no network."""
 
     def __init__(self, source: DataParallelGradients, weights: Sequence[Weight], on_ready: OnReady) -> None:
+        super().__init__(source.guard)
         self.source = weakref.ref(source)
         self.weights = [weakref.ref(weight) for weight in weights]
         self.on_ready = on_ready
@@ -60,4 +60,4 @@ class _Reduces(BeforeCall):
         source, gradients = self.source(), gradients_in(args, kwargs)
         if source is not None and gradients is not None and self.on_ready.wanted:
             weights = [weight for one in self.weights if (weight := one()) is not None]
-            source.part.run(source.reduces_now, weights, gradients, self.on_ready)
+            source.reduces_now(weights, gradients, self.on_ready)

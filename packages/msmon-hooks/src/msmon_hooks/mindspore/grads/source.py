@@ -10,10 +10,13 @@ from mindspore import mint
 
 from msmon_hooks import gradients
 from msmon_hooks.gradients import OnReady
+from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.mindspore.executor import in_graph_mode
 from msmon_hooks.mindspore.moments import Moments, parameters_of
+from msmon_hooks.mindspore.optimizer_steps import gradients_in
 from msmon_hooks.mindspore.parameters import named_weights
+from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 
@@ -59,11 +62,13 @@ class GradientSource(gradients.GradientSource):
         if self.hooks_parameters:
             for weight in weights:
                 if weight.parameter.requires_grad:
-                    hook = _Computed(weight, on_ready, self._sums)
+                    hook = _Computed(self.guard, weight, on_ready, self._sums)
                     registrations.add(weight.parameter.register_hook(hook))
 
-    def consumes(self, gradients: Sequence[Any] | None) -> None:
-        """The optimizer's step begins with these gradients, in the order of its parameters."""
+    def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer's step begins, with gradients in the order of its parameters, unless it reads them from
+        these."""
+        gradients = gradients_in(args, kwargs)
         if gradients is not None and len(gradients) != len(self._positions):
             self.coverage.note(
                 f"weight gradients: {type(self.optimizer).__name__} has {len(self._positions)} parameters and was "
@@ -80,16 +85,13 @@ class GradientSource(gradients.GradientSource):
         main_grad = getattr(weight.parameter, "main_grad", None) if self.main_grad else None
         return main_grad if main_grad is not None else getattr(weight.parameter, "grad", None)
 
-    def moments(self, weight: Weight) -> dict[str, Any]:
-        """`exp_avg` and `exp_avg_sq` as they stand now, as far as they exist."""
+    def moments(self, weight: Weight) -> ParameterState:
+        """What the optimizer keeps of the parameter now, as far as it was updated."""
         return self._moments.of(weight.parameter)
 
-    def updated(self) -> None:
-        """The optimizer has made an update."""
-        self._moments.updated = True
-
-    def step_ends(self) -> None:
+    def step_ends(self, *, skipped: bool) -> None:
         """The gradients of the step are let go."""
+        self._moments.updated = self._moments.updated or not skipped
         self._consumed = None
         if self._sums is not None:
             self._sums.clear()
@@ -98,17 +100,22 @@ class GradientSource(gradients.GradientSource):
 class _Computed(Hook):
     """Sits on a parameter; a backward hands it the gradient over all uses of the parameter in that backward."""
 
-    def __init__(self, weight: Weight, on_ready: OnReady, sums: dict[int, Any] | None) -> None:
+    def __init__(self, guard: Guarded, weight: Weight, on_ready: OnReady, sums: dict[int, Any] | None) -> None:
+        super().__init__(guard)
         # MindSpore holds hooks where Python's garbage collector cannot look: this one must not lead to the parameter.
         self.weight = weakref.ref(weight)
         self.on_ready = on_ready
         self.sums = sums
 
     def __call__(self, gradient: Any) -> Any:
+        super().__call__(gradient)
+        return gradient
+
+    def fire(self, gradient: Any) -> None:
         weight = self.weight()
         if weight is not None and gradient is not None and self.on_ready.wanted:
-            self.on_ready(weight, gradient if self.sums is None else self._sum(weight.index, gradient, self.sums))
-        return gradient
+            total = gradient if self.sums is None else self._sum(weight.index, gradient, self.sums)
+            self.on_ready([(weight, total)])
 
     @staticmethod
     def _sum(index: int, gradient: Any, sums: dict[int, Any]) -> Any:

@@ -76,8 +76,8 @@ FUNCTIONAL: Mapping[str, Api] = {
 
 
 @frozen(kw_only=True)
-class Call(collective_calls.Call):
-    """See `msmon_hooks.collective_calls.Call`. `group_src` and `group_dst` name ranks within the group."""
+class CollectiveCall(collective_calls.CollectiveCall):
+    """See `msmon_hooks.collective_calls.CollectiveCall`. `group_src` and `group_dst` name ranks within the group."""
 
     @staticmethod
     def is_tensor(value: object) -> bool:

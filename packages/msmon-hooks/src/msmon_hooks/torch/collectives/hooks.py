@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import distributed
 
+from msmon_hooks import interception
 from msmon_hooks.collective_calls import Api, Signature, Tensors
 from msmon_hooks.collective_rows import RECEIVED, SENT, CollectiveRows
-from msmon_hooks.interception import intercept
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.collectives.calls import (
     COLLECTIVES,
     FUNCTIONAL,
-    Call,
+    CollectiveCall,
     describe_group,
 )
 from msmon_hooks.torch.collectives.waiting import Coalescing, after, waits
@@ -32,7 +32,7 @@ class CollectiveHooks(CollectiveRows):
     def attach(self, registrations: Registrations) -> None:
         """Observe every collective that this version of torch has."""
         if not distributed.is_available():
-            self._coverage.note("cc_distribution: this build of torch has no torch.distributed")
+            self._recording.coverage.note("cc_distribution: this build of torch has no torch.distributed")
             return
         waits.install()
         registrations.callback(waits.remove)
@@ -42,30 +42,33 @@ class CollectiveHooks(CollectiveRows):
         missing += self._observe_all(_functional_collectives, FUNCTIONAL, registrations)
         manager = getattr(distributed.distributed_c10d, "_coalescing_manager", None)
         if isinstance(manager, FunctionType):
-            registrations.callback(intercept(manager, self._coalesce))
+            registrations.callback(interception.intercept(manager, self._coalesce))
         else:
             missing.append("_coalescing_manager")
         if missing:
-            self._coverage.note(f"cc_distribution: torch {torch.__version__} does not have {', '.join(missing)}")
+            text = f"cc_distribution: torch {torch.__version__} does not have {', '.join(missing)}"
+            self._recording.coverage.note(text)
 
     def _observe_all(self, module: Any, apis: Mapping[str, Api], registrations: Registrations) -> list[str]:
         missing = []
         for name, api in apis.items():
-            function = getattr(module, name, None)
-            signature = Signature.of(name, api, function) if isinstance(function, FunctionType) else None
-            if isinstance(function, FunctionType) and signature is not None:
-                registrations.callback(intercept(function, _Observed(self, signature)))
+            function, signature = getattr(module, name, None), None
+            if isinstance(function, FunctionType):
+                # Another monitor of this process may have it intercepted already.
+                signature = Signature.of(name, api, interception.original(function))
+            if function is not None and signature is not None:
+                registrations.callback(interception.intercept(function, _Observed(self, signature)))
             else:
                 missing.append(f"{module.__name__.rpartition('.')[2]}.{name}")
         return missing
 
     def _coalesce(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         block = original(*args, **kwargs)
-        return self._coalescing.around(block) if self.wanted else block
+        return self._coalescing.around(block, self.guard) if self.wanted else block
 
-    def before(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    def before(self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CollectiveCall | None:
         """A collective is about to run; returns it if its result is to be read."""
-        call = Call.of(signature, args, kwargs)
+        call = CollectiveCall.of(signature, args, kwargs)
         if call is None:
             return None
         if not self.begins(signature.name, describe_group(call.group), call.all_tensors()):
@@ -74,7 +77,7 @@ class CollectiveHooks(CollectiveRows):
             self.read_call(call, SENT, call.sent())
         return call
 
-    def after(self, call: Call, returned: Any) -> None:
+    def after(self, call: CollectiveCall, returned: Any) -> None:
         """A collective has returned; what has arrived is read when it has been waited for."""
         for waitable, tensors in call.arrivals(returned):
             if self._coalescing.pending is None:
@@ -82,7 +85,7 @@ class CollectiveHooks(CollectiveRows):
             else:
                 self._coalescing.pending.append(_Arrived(self, call, tensors))
 
-    def read_call(self, call: Call, side: str, tensors: Tensors) -> None:
+    def read_call(self, call: CollectiveCall, side: str, tensors: Tensors) -> None:
         """Read the tensors of one side of a call."""
         ready = {argument: [_waited(value) for value in values] for argument, values in tensors.items()}
         self.read(call.name, side, ready)
@@ -96,14 +99,14 @@ class CollectiveHooks(CollectiveRows):
 class _Arrived:
     """Reads tensors that a collective has filled."""
 
-    def __init__(self, hooks: CollectiveHooks, call: Call, tensors: Tensors) -> None:
+    def __init__(self, hooks: CollectiveHooks, call: CollectiveCall, tensors: Tensors) -> None:
         self.hooks = hooks
         self.call = call
         self.tensors = tensors
 
     def __call__(self) -> None:
         if self.hooks.wanted:
-            self.hooks.part.run(self.hooks.read_call, self.call, RECEIVED, self.tensors)
+            self.hooks.guard.run(self.hooks.read_call, self.call, RECEIVED, self.tensors)
 
 
 class _Observed:
@@ -115,10 +118,10 @@ class _Observed:
 
     def __call__(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooks = self.hooks
-        call = hooks.part.run(hooks.before, self.signature, args, kwargs) if hooks.wanted else None
+        call = hooks.guard.run(hooks.before, self.signature, args, kwargs) if hooks.wanted else None
         returned = original(*args, **kwargs)
         if call is not None:
-            hooks.part.run(hooks.after, call, returned)
+            hooks.guard.run(hooks.after, call, returned)
         return returned
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from msmon_hooks.guard import Guarded
 from msmon_hooks.interception import intercept
 from msmon_hooks.registrations import Registrations
 
@@ -25,6 +27,7 @@ class _Waits:
 
     def __init__(self) -> None:
         self._users = 0
+        self._guard = Guarded("results of collectives")
         self._owned = Registrations()
         self._works: weakref.WeakKeyDictionary[Any, list[Arrived]] = weakref.WeakKeyDictionary()
         self._results: dict[int, tuple[weakref.ref[torch.Tensor], Arrived]] = {}
@@ -36,6 +39,7 @@ class _Waits:
             self._users += 1
             if self._users > 1:
                 return
+            self._guard = Guarded("results of collectives")
             work = torch.distributed.Work
             for name in _METHODS:
                 if hasattr(work, name):
@@ -69,21 +73,28 @@ class _Waits:
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         waits = self
 
+        @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(work, *args, **kwargs)
-            for arrived in waits._works.pop(work, ()):
-                arrived()
+            waits._guard.run(waits._work_arrived, work)
             return result
 
         return wait
 
+    def _work_arrived(self, work: Any) -> None:
+        for arrived in self._works.pop(work, ()):
+            arrived()
+
     def _waiting_for_result(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = original(*args, **kwargs)
         if self._results and args and isinstance(args[0], torch.Tensor):
-            entry = self._results.pop(_storage(args[0]), None)
-            if entry is not None and entry[0]() is not None:
-                entry[1]()
+            self._guard.run(self._result_arrived, args[0])
         return result
+
+    def _result_arrived(self, result: torch.Tensor) -> None:
+        entry = self._results.pop(_storage(result), None)
+        if entry is not None and entry[0]() is not None:
+            entry[1]()
 
 
 waits = _Waits()
@@ -96,14 +107,14 @@ class Coalescing(threading.local):
         self.pending: list[Arrived] | None = None
 
     @contextlib.contextmanager
-    def around(self, block: Any) -> Iterator[Any]:
+    def around(self, block: Any, guard: Guarded) -> Iterator[Any]:
         """Stands for torch's `_coalescing_manager`."""
         outer, self.pending = self.pending, []
         try:
             with block as manager:
                 yield manager
             for arrived in self.pending:
-                after(getattr(manager, "works", None), arrived)
+                guard.run(after, getattr(manager, "works", None), arrived)
         finally:
             self.pending = outer
 

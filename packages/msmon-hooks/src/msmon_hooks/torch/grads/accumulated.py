@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
+from msmon_hooks.gradients import OnReady
+from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.parameters import Weight
-from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.grads.source import OnReady
 
 
 class Accumulated(Hook):
@@ -24,25 +24,12 @@ class Accumulated(Hook):
     `complete` lead to: whoever asked for the hook lives as long as the optimizer's hooks do.
     """
 
-    def __init__(self, weight: Weight, on_ready: OnReady, complete: Callable[[], bool]) -> None:
+    def __init__(self, guard: Guarded, weight: Weight, on_ready: OnReady, complete: Callable[[], bool]) -> None:
+        super().__init__(guard)
         self.weight = weakref.ref(weight)
         self.on_ready = on_ready
         self.complete = complete
 
-    def __call__(self, parameter: torch.Tensor) -> None:
+    def fire(self, parameter: torch.Tensor) -> None:
         if self.on_ready.wanted and parameter.grad is not None and (weight := self.weight()) is not None:
-            self.on_ready(weight, parameter.grad, complete=self.complete())
-
-
-def hook_accumulation(
-    weights: Sequence[Weight],
-    on_ready: OnReady,
-    registrations: Registrations,
-    *,
-    complete: Callable[[], bool] = lambda: False,
-) -> None:
-    """Call `on_ready` after each accumulation. `complete`: see `OnReady`."""
-    for weight in weights:
-        if weight.parameter.requires_grad:
-            hook = Accumulated(weight, on_ready, complete)
-            registrations.add(weight.parameter.register_post_accumulate_grad_hook(hook))
+            self.on_ready([(weight, parameter.grad)], complete=self.complete())

@@ -11,7 +11,6 @@ from torch import nn
 
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.grads.accumulated import hook_accumulation
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
 from msmon_hooks.torch.wrappers import is_a
 
@@ -35,8 +34,8 @@ class DDPGradients(GradientSource):
         for wrapper in (module for model in self.models for module in model.modules() if _is_ddp(module)):
             inside = [left.pop(id(parameter)) for parameter in wrapper.parameters() if id(parameter) in left]
             complete = functools.partial(_reduces_now, weakref.ref(wrapper))
-            hook_accumulation(inside, on_ready, registrations, complete=complete)
-        hook_accumulation(list(left.values()), on_ready, registrations)
+            self.hook_accumulation(inside, on_ready, registrations, complete=complete)
+        self.hook_accumulation(list(left.values()), on_ready, registrations)
 
 
 def _is_ddp(module: nn.Module) -> bool:

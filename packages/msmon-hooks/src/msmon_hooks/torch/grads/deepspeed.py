@@ -13,6 +13,8 @@ from torch import nn
 from msmon_hooks.events import Shard
 from msmon_hooks.guard import logger
 from msmon_hooks.hooks import Hook
+from msmon_hooks.optimizer_steps import OptimizerSteps
+from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.deepspeed_parts import find_parts
@@ -93,9 +95,9 @@ class DeepSpeedGradients(GradientSource):
             gradient = self._sums.add(parameter, gradient, last=last, dtype=self._sum_dtype(parameter))
         elif earlier is not None:
             gradient = earlier + gradient
-        on_ready(weight, gradient, scale=self.scale(), complete=last)
+        on_ready([(weight, gradient)], scale=self.scale(), complete=last)
 
-    def step_ends(self) -> None:
+    def step_ends(self, *, skipped: bool) -> None:
         """The optimizer's step is over."""
         if self._sums is not None:
             self._sums.clear()
@@ -129,22 +131,25 @@ class DeepSpeedGradients(GradientSource):
             return None
         return scale  # type: ignore[no-any-return]
 
-    def attach_update(self, on_update: Callable[[], None], registrations: Registrations) -> bool:
+    def attach_update(self, on_update: Callable[[], None], steps: OptimizerSteps, registrations: Registrations) -> None:
         """Hook the inner optimizers: DeepSpeed unscales and clips gradients inside of its own step, and updates one
         parameter group after the other."""
         inner = [] if self._parts is None else list(self._parts.inner_optimizers())
         for one in inner:
             registrations.add(one.register_step_pre_hook(_Updates(self, on_update)))
-        return bool(inner)
+        if not inner:
+            super().attach_update(on_update, steps, registrations)
 
     def read_update(self, inner: Any, on_update: Callable[[], None]) -> None:
         """An inner optimizer is about to consume the gradients of its parameter groups."""
         assert self._parts is not None
         self._updating = True
-        self._parts.begin_update(inner)
-        on_update()
-        self._parts.end_update()
-        self._updating = False
+        try:
+            self._parts.begin_update(inner)
+            on_update()
+        finally:
+            self._parts.end_update()
+            self._updating = False
 
     def skipped(self, result: Any) -> bool:
         """Whether the step that has just ended found an overflow and changed nothing."""
@@ -158,9 +163,9 @@ class DeepSpeedGradients(GradientSource):
         """The rank's part of the weight, in the optimizer's precision."""
         return None if self._parts is None else self._parts.weight(weight.parameter)
 
-    def moments(self, weight: Weight) -> dict[str, torch.Tensor]:
+    def moments(self, weight: Weight) -> ParameterState:
         """The rank's parts of the moments."""
-        return {} if self._parts is None else self._parts.moments(weight.parameter)
+        return ParameterState() if self._parts is None else self._parts.moments(weight.parameter)
 
     def writes(self, weight: Weight, data_type: str) -> bool:
         """As without an engine, but nothing that cannot be read."""
@@ -182,23 +187,25 @@ class _Accumulated(Hook):
     """Held by autograd, and so leads to no parameter; see `msmon_hooks.torch.grads.accumulated`."""
 
     def __init__(self, source: DeepSpeedGradients, weight: Weight, on_ready: OnReady) -> None:
+        super().__init__(source.guard)
         self.source = weakref.ref(source)
         self.weight = weakref.ref(weight)
         self.on_ready = on_ready
 
-    def __call__(self, parameter: torch.Tensor) -> None:
+    def fire(self, parameter: torch.Tensor) -> None:
         source, weight = self.source(), self.weight()
         if self.on_ready.wanted and source is not None and weight is not None:
-            source.part.run(source.read, weight, self.on_ready)
+            source.read(weight, self.on_ready)
 
 
 class _Updates(Hook):
     def __init__(self, source: DeepSpeedGradients, on_update: Callable[[], None]) -> None:
+        super().__init__(source.update_guard)
         self.source = source
         self.on_update = on_update
 
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.source.update_part.run(self.source.read_update, optimizer, self.on_update)
+    def fire(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.source.read_update(optimizer, self.on_update)
 
 
 def _from_deepspeed(value: Any) -> bool:

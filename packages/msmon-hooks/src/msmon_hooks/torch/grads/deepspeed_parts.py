@@ -5,15 +5,17 @@ Everything is a view of what the optimizer has; nothing is gathered, swapped in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate, chain
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import distributed, nn
 
-from msmon_hooks.torch.moments import moments
+from msmon_hooks.parameter_state import ParameterState
+from msmon_hooks.torch.moments import StateReader
 from msmon_hooks.torch.wrappers import is_a
 
 
@@ -28,11 +30,18 @@ class Place:
     """Of the part, where it is a whole parameter."""
 
     def of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """The same elements of another tensor of that size; None where it is not so large (a scalar, or on NVMe)."""
-        if tensor is None or tensor.numel() < self.offset + self.size:
+        """The same elements of another tensor of that size; None where it is of another size (a scalar, or on NVMe)."""
+        if tensor is None or tensor.numel() != self.tensor.numel():
             return None
         part = tensor.detach().view(-1).narrow(0, self.offset, self.size)
         return part if self.shape is None else part.view(self.shape)
+
+
+def _part(place: Place, name: str, values: Callable[[], torch.Tensor]) -> torch.Tensor:
+    part = place.of(values())
+    if part is None:
+        raise ValueError(f"its {name} is of another size than the parameter")
+    return part
 
 
 class Parts:
@@ -46,6 +55,7 @@ class Parts:
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         self._updating: set[int] = set()
+        self._states: StateReader | None = None
 
     def inner_optimizers(self) -> Iterator[Any]:
         """The optimizers that update weights inside of this one's step."""
@@ -76,16 +86,20 @@ class Parts:
         place = self.place(parameter)
         return None if place is None else place.of(place.tensor)
 
-    def moments(self, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
-        """The parts of the moments."""
+    def moments(self, parameter: nn.Parameter) -> ParameterState:
+        """The parts of the moments, and of what else there is for each element."""
         place = self.place(parameter)
         if place is None:
-            return {}
-        found: Mapping[str, torch.Tensor] = {}
-        for inner in (*self.inner_optimizers(), self.optimizer):
-            found = found or moments(inner, place.tensor)
-        parts = ((name, place.of(value)) for name, value in found.items())
-        return {name: part for name, part in parts if part is not None}
+            return ParameterState()
+        if self._states is None:
+            self._states = StateReader(self.optimizer)
+        state = self._states.of(place.tensor)
+        parts = ((name, place.of(value)) for name, value in state.tensors.items())
+        return evolve(
+            state,
+            tensors={name: part for name, part in parts if part is not None},
+            packed={name: partial(_part, place, name, values) for name, values in state.packed.items()},
+        )
 
     def gradient(self, parameter: nn.Parameter) -> torch.Tensor | None:
         """The part of the gradient that is being consumed: averaged, unscaled and clipped.

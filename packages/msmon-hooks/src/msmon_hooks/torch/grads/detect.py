@@ -16,7 +16,7 @@ from msmon_hooks.torch.grads.megatron import MegatronGradients
 from msmon_hooks.torch.grads.plain import PlainGradients
 from msmon_hooks.torch.grads.source import GradientSource
 from msmon_hooks.torch.grads.tensor_parallel import TensorParallelGradients
-from msmon_hooks.torch.groups import Groups
+from msmon_hooks.torch.process_groups import ProcessGroups
 
 # The first that matches is taken: engines that wrap others come first.
 ENGINES: tuple[type[GradientSource], ...] = (
@@ -35,7 +35,7 @@ def find_source(
     optimizer: Any,
     *,
     main_grad: bool,
-    groups: Groups | None = None,
+    groups: ProcessGroups | None = None,
     coverage: Coverage | None = None,
 ) -> GradientSource:
     """The engine of these objects.

@@ -21,17 +21,17 @@ def register_first(parameter: nn.Parameter, hook: Hook) -> Any:
         ...     def __call__(self, parameter): print(self.word)
         >>> weight = nn.Parameter(torch.ones(1))
         >>> _ = weight.register_post_accumulate_grad_hook(Say("theirs"))
-        >>> handle = register_first(weight, Say("ours"))
+        >>> removable = register_first(weight, Say("ours"))
         >>> weight.sum().backward()
         ours
         theirs
-        >>> handle.remove()
+        >>> removable.remove()
     """
-    handle = parameter.register_post_accumulate_grad_hook(hook)
+    removable = parameter.register_post_accumulate_grad_hook(hook)
     hooks = parameter._post_accumulate_grad_hooks
     # Autograd runs through the plain dictionary's order, which OrderedDict.move_to_end leaves as it is.
-    others = {key: other for key, other in hooks.items() if key != handle.id}
+    others = {key: other for key, other in hooks.items() if key != removable.id}
     for key in others:
         del hooks[key]
     hooks.update(others)
-    return handle
+    return removable

@@ -10,10 +10,10 @@ from attrs import frozen
 from torch import nn
 
 from msmon_hooks.events import Shard
+from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.grads.accumulated import hook_accumulation
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
 from msmon_hooks.torch.wrappers import is_a
 
@@ -51,16 +51,16 @@ class FSDP1Gradients(GradientSource):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._handles: list[tuple[nn.Module, Any]] = list(_handles(self.models))
-        for _, handle in self._handles:
-            if getattr(handle.flat_param, "_params", None) is None:
+        self._units: list[tuple[nn.Module, Any]] = list(_units(self.models))
+        for _, unit in self._units:
+            if getattr(unit.flat_param, "_params", None) is None:
                 raise ValueError(
                     "set_monitor: the model is wrapped in FullyShardedDataParallel with use_orig_params=False, which "
                     "hides the parameters in flat ones; wrap it with use_orig_params=True"
                 )
         self._segments: dict[int, _Segment] = {}
-        if all(hasattr(handle.flat_param, name) for _, handle in self._handles for name in _NEEDED):
-            self._segments = {id(s.parameter): s for _, handle in self._handles for s in _segments(handle)}
+        if all(hasattr(unit.flat_param, name) for _, unit in self._units for name in _NEEDED):
+            self._segments = {id(s.parameter): s for _, unit in self._units for s in _segments(unit)}
 
     @classmethod
     def matches(cls, models: Sequence[nn.Module], optimizer: Any) -> bool:
@@ -70,17 +70,17 @@ class FSDP1Gradients(GradientSource):
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
         """Call `on_ready` when the flat gradient is complete and will be reduced."""
         left = {id(weight.parameter): weight for weight in weights}
-        for module, handle in self._handles:
-            flat = handle.flat_param
+        for module, unit in self._units:
+            flat = unit.flat_param
             mine = [left.pop(id(parameter)) for parameter in flat._params if id(parameter) in left]
             inside = [(weight, self._segments[id(weight.parameter)]) for weight in mine if self._segments]
             if len(inside) < len(mine):
                 self.miss_unreduced(mine, _UNKNOWN)
             elif inside and flat.requires_grad:
-                hook = _FlatAccumulated(self, module, inside, on_ready)
+                hook = _FlatAccumulated(self.guard, module, inside, on_ready)
                 registrations.add(flat.register_post_accumulate_grad_hook(hook))
         # Of ignored modules: FSDP does not reduce them.
-        hook_accumulation(list(left.values()), on_ready, registrations)
+        self.hook_accumulation(list(left.values()), on_ready, registrations)
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The stretch of the original parameter that this rank holds; None where it is not sharded."""
@@ -95,40 +95,34 @@ class FSDP1Gradients(GradientSource):
 
 
 class _FlatAccumulated(Hook):
-    def __init__(
-        self, owner: FSDP1Gradients, module: Any, inside: list[tuple[Weight, _Segment]], on_ready: OnReady
-    ) -> None:
-        self.owner = owner
+    def __init__(self, guard: Guarded, module: Any, inside: list[tuple[Weight, _Segment]], on_ready: OnReady) -> None:
+        super().__init__(guard)
         self.module = module
         self.inside = inside
         self.on_ready = on_ready
 
-    def __call__(self, flat: torch.Tensor) -> None:
-        if self.on_ready.wanted:
-            self.owner.part.run(self._read, flat)
-
-    def _read(self, flat: torch.Tensor) -> None:
+    def fire(self, flat: torch.Tensor) -> None:
         # Under no_sync the flat gradient goes on accumulating.
-        if flat.grad is not None and self.module._sync_gradients:
-            for weight, segment in self.inside:
-                self.on_ready(weight, segment.whole(flat.grad), complete=True)
+        if self.on_ready.wanted and flat.grad is not None and self.module._sync_gradients:
+            self.on_ready([(weight, one.whole(flat.grad)) for weight, one in self.inside], complete=True)
 
 
 def _is_fsdp(module: nn.Module) -> bool:
     return is_a(module, "FullyShardedDataParallel")
 
 
-def _handles(models: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Any]]:
+def _units(models: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Any]]:
+    """Wrapped modules, each with torch's `FlatParamHandle`."""
     for module in (module for model in models for module in model.modules() if _is_fsdp(module)):
-        handle = getattr(module, "_handle", None)
-        if handle is not None:
-            yield module, handle
+        unit = getattr(module, "_handle", None)
+        if unit is not None:
+            yield module, unit
 
 
-def _segments(handle: Any) -> Iterator[_Segment]:
+def _segments(unit: Any) -> Iterator[_Segment]:
     """The original parameters of a flat one, in its order."""
-    flat = handle.flat_param
-    sharded = bool(handle.uses_sharded_strategy)
+    flat = unit.flat_param
+    sharded = bool(unit.uses_sharded_strategy)
     parameters = zip(flat._params, flat._shapes, flat._shard_param_infos, strict=True)
     start = 0
     for numel, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):

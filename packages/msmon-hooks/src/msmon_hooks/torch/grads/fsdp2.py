@@ -12,7 +12,6 @@ from torch import nn
 from msmon_hooks.events import Shard
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.grads.accumulated import hook_accumulation
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
 from msmon_hooks.torch.wrappers import is_a
@@ -58,15 +57,15 @@ class FSDP2Gradients(GradientSource):
             elif inside:
                 registrations.patch(group, "post_backward", self._before(group, inside, on_ready))
         # Parameters that fully_shard was told to ignore.
-        hook_accumulation(list(left.values()), on_ready, registrations)
+        self.hook_accumulation(list(left.values()), on_ready, registrations)
 
     def _before(
         self, group: Any, inside: list[tuple[Weight, Any]], on_ready: OnReady
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def post_backward(*unused: Any) -> Any:
-                if on_ready.wanted and group.reduce_grads:
-                    self.part.run(_read, inside, on_ready)
+                if on_ready.wanted:
+                    self.guard.run(_read, group, inside, on_ready)
                 return original(*unused)
 
             return post_backward
@@ -78,11 +77,10 @@ class FSDP2Gradients(GradientSource):
         return None if data_type == "grad_unreduced" else mesh_shard(weight.parameter)
 
 
-def _read(inside: list[tuple[Weight, Any]], on_ready: OnReady) -> None:
-    for weight, one in inside:
-        gradient = _unreduced(one)
-        if gradient is not None:
-            on_ready(weight, local_part(gradient), complete=True)
+def _read(group: Any, inside: list[tuple[Weight, Any]], on_ready: OnReady) -> None:
+    if group.reduce_grads:
+        gradients = ((weight, _unreduced(one)) for weight, one in inside)
+        on_ready([(weight, local_part(one)) for weight, one in gradients if one is not None], complete=True)
 
 
 def _unreduced(one: Any) -> torch.Tensor | None:

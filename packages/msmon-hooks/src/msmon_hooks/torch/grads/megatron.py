@@ -15,6 +15,8 @@ from torch import nn
 from msmon_hooks.events import Shard
 from msmon_hooks.guard import logger
 from msmon_hooks.hooks import Hook
+from msmon_hooks.optimizer_steps import OptimizerSteps
+from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.megatron_optimizers import Held, chained, held_by, is_split
@@ -38,7 +40,7 @@ class MegatronGradients(GradientSource):
         self._held: dict[int, Held] = {}
         self._updating: Any = None
         self._split_optimizer = is_split(optimizer)
-        self._known = bool(self.update_part.run(self._find_held))
+        self._known = bool(self.update_guard.run(self._find_held))
         if not self._known:
             self._report(
                 f"where {type(optimizer).__name__} keeps weights, moments and reduced gradients is not known; "
@@ -90,39 +92,47 @@ class MegatronGradients(GradientSource):
         for module in chain(*(model.modules() for model in (*self.models, *chunks))):
             if _is_data_parallel(module) and id(module) not in seen:
                 seen.add(id(module))
-                yield from self.part.run(_buckets_of, module) or ()
+                yield from self.guard.run(_buckets_of, module) or ()
 
     def _before(
         self, bucket: _Bucket, inside: list[Weight], on_ready: OnReady
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def start_grad_sync(*args: Any, **kwargs: Any) -> Any:
-                if on_ready.wanted and not bucket.in_flight:
-                    self.part.run(self.read, inside, on_ready, True)
+                if on_ready.wanted:
+                    self.guard.run(self.read_bucket, bucket, inside, on_ready)
                 return original(*args, **kwargs)
 
             return start_grad_sync
 
         return make
 
+    def read_bucket(self, bucket: _Bucket, inside: Sequence[Weight], on_ready: OnReady) -> None:
+        """A reduction is to begin, unless it has."""
+        if not bucket.in_flight:
+            self.read(inside, on_ready, complete=True)
+
     def read(self, weights: Sequence[Weight], on_ready: OnReady, complete: bool) -> None:
         """Read `main_grad`, which holds the sum of this rank's gradients so far."""
         main_grads = ((weight, getattr(weight.parameter, "main_grad", None)) for weight in weights)
         entries = [(weight, main_grad) for weight, main_grad in main_grads if main_grad is not None]
-        on_ready.together(entries, scale=self.scale(), complete=complete)
+        on_ready(entries, scale=self.scale(), complete=complete)
 
-    def attach_update(self, on_update: Callable[[], None], registrations: Registrations) -> bool:
+    def attach_update(self, on_update: Callable[[], None], steps: OptimizerSteps, registrations: Registrations) -> None:
         """Hook the inner optimizers: Megatron unscales and clips gradients inside of its own step."""
         inner = [one for one in chained(self.optimizer) if hasattr(_inner(one), "register_step_pre_hook")]
         for one in inner:
             registrations.add(_inner(one).register_step_pre_hook(_Updates(self, one, on_update)))
-        return bool(inner)
+        if not inner:
+            super().attach_update(on_update, steps, registrations)
 
     def read_update(self, optimizer: Any, on_update: Callable[[], None]) -> None:
         """An inner optimizer is about to consume its gradients."""
         self._updating = optimizer
-        on_update()
-        self._updating = None
+        try:
+            on_update()
+        finally:
+            self._updating = None
 
     def scale(self) -> float | torch.Tensor | None:
         """The loss scale; what an update consumes has been unscaled."""
@@ -148,10 +158,10 @@ class MegatronGradients(GradientSource):
         held = self._held.get(id(weight.parameter))
         return None if held is None else held.weight()
 
-    def moments(self, weight: Weight) -> dict[str, torch.Tensor]:
+    def moments(self, weight: Weight) -> ParameterState:
         """The rank's range of the moments."""
         held = self._held.get(id(weight.parameter))
-        return {} if held is None else held.moments()
+        return ParameterState() if held is None else held.moments()
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The part that tensor parallelism, expert parallelism and a distributed optimizer leave on this rank."""
@@ -221,27 +231,29 @@ class _Accumulated(Hook):
     """Held by autograd, and so leads to no parameter; see `msmon_hooks.torch.grads.accumulated`."""
 
     def __init__(self, source: MegatronGradients, bucket: _Bucket, weight: Weight, on_ready: OnReady) -> None:
+        super().__init__(source.guard)
         self.source = weakref.ref(source)
         self.bucket = weakref.ref(bucket)
         self.weight = weakref.ref(weight)
         self.on_ready = on_ready
 
-    def __call__(self, *unused: Any) -> None:
+    def fire(self, *unused: Any) -> None:
         source, bucket, weight = self.source(), self.bucket(), self.weight()
         if source is None or bucket is None or weight is None or not self.on_ready.wanted:
             return
         if not bucket.begins_in_backward:
-            source.part.run(source.read, [weight], self.on_ready, False)
+            source.read([weight], self.on_ready, complete=False)
 
 
 class _Updates(Hook):
     def __init__(self, source: MegatronGradients, optimizer: Any, on_update: Callable[[], None]) -> None:
+        super().__init__(source.update_guard)
         self.source = source
         self.optimizer = optimizer
         self.on_update = on_update
 
-    def __call__(self, inner: Any, args: Any, kwargs: Any) -> None:
-        self.source.update_part.run(self.source.read_update, self.optimizer, self.on_update)
+    def fire(self, inner: Any, args: Any, kwargs: Any) -> None:
+        self.source.read_update(self.optimizer, self.on_update)
 
 
 def _inner(optimizer: Any) -> Any:

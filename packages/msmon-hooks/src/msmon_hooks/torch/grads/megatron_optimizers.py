@@ -7,10 +7,11 @@ from itertools import chain
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
-from msmon_hooks.torch.moments import moments
+from msmon_hooks.parameter_state import ParameterState
+from msmon_hooks.torch.moments import StateReader
 
 
 @frozen(kw_only=True, eq=False)
@@ -25,6 +26,8 @@ class Held:
     start: int
     stop: int
     """The range in the flattened parameter."""
+    states: StateReader
+    """Reads the state of the inner optimizer."""
 
     def weight(self) -> torch.Tensor:
         """The weight in the optimizer's precision."""
@@ -33,9 +36,13 @@ class Held:
         copy = states[self.main].get("master_param") if self.main in states else None
         return (self.main if copy is None else copy).detach()
 
-    def moments(self) -> dict[str, torch.Tensor]:
+    def moments(self) -> ParameterState:
         """The moments as they stand now."""
-        return moments(self.optimizer.optimizer, self.main)
+        state = self.states.of(self.main)
+        if "master_param" not in state.tensors:
+            return state
+        # It is the weight, and has a row as such.
+        return evolve(state, tensors={name: one for name, one in state.tensors.items() if name != "master_param"})
 
     def consumed(self) -> torch.Tensor | None:
         """The gradient that the inner optimizer is about to consume: reduced, unscaled and clipped."""
@@ -82,16 +89,29 @@ def held_by(optimizer: Any) -> list[Held]:
 def _held(optimizer: Any) -> Iterator[Held]:
     if getattr(optimizer, "is_stub_optimizer", False) or getattr(optimizer, "optimizer", None) is None:
         return
+    states = StateReader(optimizer.optimizer)
     if hasattr(optimizer, "model_param_gbuf_map"):
         for parameter, main in _distributed(optimizer):
             place = optimizer._get_model_param_range_map(parameter)["param"]
-            yield Held(parameter=parameter, optimizer=optimizer, main=main, start=place.start, stop=place.end)
+            yield Held(
+                parameter=parameter,
+                optimizer=optimizer,
+                main=main,
+                start=place.start,
+                stop=place.end,
+                states=states,
+            )
         return
     copies = dict(_copies(optimizer))
     for parameter in chain(*(group["params"] for group in optimizer.optimizer.param_groups)):
         model_parameter = copies.get(id(parameter), parameter)
         yield Held(
-            parameter=model_parameter, optimizer=optimizer, main=parameter, start=0, stop=model_parameter.numel()
+            parameter=model_parameter,
+            optimizer=optimizer,
+            main=parameter,
+            start=0,
+            stop=model_parameter.numel(),
+            states=states,
         )
 
 

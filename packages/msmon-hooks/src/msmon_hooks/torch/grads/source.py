@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
 import torch
+from torch import distributed
 
 from msmon_hooks import gradients
 from msmon_hooks.events import Shard
 from msmon_hooks.gradients import OnReady
+from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
+from msmon_hooks.registrations import Registrations
+from msmon_hooks.torch.grads.accumulated import Accumulated
 from msmon_hooks.torch.mesh_shards import mesh_shard
-from msmon_hooks.torch.moments import moments
+from msmon_hooks.torch.moments import StateReader
+from msmon_hooks.torch.nested_optimizers import param_groups
 from msmon_hooks.torch.parameters import named_weights
 
 __all__ = ["GradientSource", "OnReady"]
@@ -18,9 +26,36 @@ __all__ = ["GradientSource", "OnReady"]
 class GradientSource(gradients.GradientSource):
     """Gradients in `param.grad` or `param.main_grad`, moments in `optimizer.state`, shards as DTensors."""
 
+    _states: StateReader | None = None
+
     def weights(self) -> list[Weight]:
         """Every parameter, under its plain name."""
         return named_weights(self.models)
+
+    def trained(self) -> Iterable[Any]:
+        """The parameters of the optimizer, and of those inside of it; none where these are no parameters of the model:
+        a dummy, or copies of them."""
+        found = [parameter for group in param_groups(self.optimizer) for parameter in group["params"]]
+        own = {id(parameter) for model in self.models for parameter in model.parameters()}
+        return found if any(id(parameter) in own for parameter in found) else []
+
+    def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
+        """Call `on_ready` after each accumulation."""
+        self.hook_accumulation(weights, on_ready, registrations)
+
+    def hook_accumulation(
+        self,
+        weights: Sequence[Weight],
+        on_ready: OnReady,
+        registrations: Registrations,
+        *,
+        complete: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Call `on_ready` after each accumulation. `complete`: see `OnReady`."""
+        for weight in weights:
+            if weight.parameter.requires_grad:
+                hook = Accumulated(self.guard, weight, on_ready, complete)
+                registrations.add(weight.parameter.register_post_accumulate_grad_hook(hook))
 
     def reduced(self, weight: Weight) -> torch.Tensor | None:
         """The gradient that the optimizer consumes, or None where there is none."""
@@ -31,9 +66,20 @@ class GradientSource(gradients.GradientSource):
         """The weight that the optimizer updates."""
         return weight.parameter.detach()
 
-    def moments(self, weight: Weight) -> dict[str, torch.Tensor]:
-        """`exp_avg` and `exp_avg_sq` as they stand now, as far as they exist."""
-        return moments(self.optimizer, weight.parameter)
+    def moments(self, weight: Weight) -> ParameterState:
+        """What the optimizer, or one inside of it, keeps of the parameter now."""
+        if self._states is None:
+            self._states = StateReader(self.optimizer)
+        return self._states.of(weight.parameter)
+
+    def state_shard(self, weight: Weight, tensor: torch.Tensor) -> Shard | None:
+        """Of a tensor that is as large as this rank's part, the parameter's; of any other, the rank's own."""
+        own = self.shard(weight, STATE)
+        if own is None or hasattr(tensor, "_local_tensor"):
+            return mesh_shard(tensor)
+        if tensor.numel() == own.local_numel:
+            return own
+        return Shard((-1,), tuple(tensor.shape), f"rank {distributed.get_rank()}")
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The part of a DTensor that this rank holds."""

@@ -25,30 +25,32 @@ _users = 0
 _of_classes: dict[type, tuple[BeforeCall | AfterCall, ...]] = {}
 
 
-class _CallHooks(Hook):
+class _Kept:
     """The hooks of one Cell, in the order in which they run. A copy of the Cell has none."""
 
     def __init__(self) -> None:
         self.hooks: tuple[BeforeCall | AfterCall, ...] = ()
 
+    __reduce__ = Hook.__reduce__
 
-class ModuleCalls:
+
+class CallHooks:
     """Takes hooks on calls of Cells, and of modules of adapters that register hooks as torch's do."""
 
     def __init__(self) -> None:
         self._cells: list[tuple[Any, BeforeCall | AfterCall]] = []
-        self._handles: dict[BeforeCall | AfterCall, Removable] = {}
+        self._removables: dict[BeforeCall | AfterCall, Removable] = {}
         self._classes: list[tuple[type, BeforeCall | AfterCall]] = []
         self._attached = False
 
     def add(self, module: Any, hook: BeforeCall | AfterCall) -> None:
         """Run `hook` at each call of `module`, behind the hooks that are there."""
         if not isinstance(module, nn.Cell):
-            self._handles[hook] = _register(module, hook)
+            self._removables[hook] = _register(module, hook)
             return
         kept = vars(module).get(_KEY)
-        if not isinstance(kept, _CallHooks):
-            kept = vars(module)[_KEY] = _CallHooks()
+        if not isinstance(kept, _Kept):
+            kept = vars(module)[_KEY] = _Kept()
         self._watch()
         kept.hooks = (*kept.hooks, hook)
         self._cells.append((module, hook))
@@ -62,11 +64,14 @@ class ModuleCalls:
 
     def remove(self, module: Any, hook: BeforeCall | AfterCall) -> None:
         """Take a hook off."""
-        if hook in self._handles:
-            self._handles.pop(hook).remove()
+        if hook in self._removables:
+            self._removables.pop(hook).remove()
             return
         self._cells.remove((module, hook))
         _take_off(module, hook)
+
+    def refresh(self) -> None:
+        """A Cell that was compiled is seen as before: its calls from Python."""
 
     def close(self) -> None:
         """Take all hooks off all Cells; harmless when called again."""
@@ -74,9 +79,9 @@ class ModuleCalls:
         for module, hook in self._cells:
             _take_off(module, hook)
         self._cells.clear()
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
+        for removable in self._removables.values():
+            removable.remove()
+        self._removables.clear()
         for cls, hook in self._classes:
             _of_classes[cls] = tuple(other for other in _of_classes[cls] if other is not hook)
             if not _of_classes[cls]:
@@ -103,7 +108,7 @@ class ModuleCalls:
 
 def _take_off(cell: nn.Cell, hook: BeforeCall | AfterCall) -> None:
     kept = vars(cell).get(_KEY)
-    if isinstance(kept, _CallHooks):
+    if isinstance(kept, _Kept):
         kept.hooks = tuple(other for other in kept.hooks if other is not hook)
         if not kept.hooks:
             del vars(cell)[_KEY]
@@ -113,24 +118,24 @@ def _watching(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __call__(self: nn.Cell, *args: Any, **kwargs: Any) -> Any:
         kept = self.__dict__.get(_KEY)
-        hooks = kept.hooks if type(kept) is _CallHooks else ()
+        hooks = kept.hooks if type(kept) is _Kept else ()
         if _of_classes:
             hooks += tuple(hook for cls in type(self).__mro__ for hook in _of_classes.get(cls, ()))
         if not hooks:
             return original(self, *args, **kwargs)
         for hook in hooks:
             if isinstance(hook, BeforeCall):
-                hook.fire(self, args, kwargs, None)
+                hook(self, args, kwargs, None)
         try:
             output = original(self, *args, **kwargs)
         except BaseException:
             for hook in hooks:
                 if isinstance(hook, AfterCall) and hook.always:
-                    hook.fire(self, args, kwargs, None)
+                    hook(self, args, kwargs, None)
             raise
         for hook in hooks:
             if isinstance(hook, AfterCall):
-                hook.fire(self, args, kwargs, output)
+                hook(self, args, kwargs, output)
         return output
 
     return __call__
@@ -138,17 +143,19 @@ def _watching(original: Callable[..., Any]) -> Callable[..., Any]:
 
 class _Before(Hook):
     def __init__(self, hook: BeforeCall) -> None:
+        super().__init__(hook.guard)
         self.hook = hook
 
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         self.hook.fire(module, args, kwargs or {}, None)
 
 
 class _After(Hook):
     def __init__(self, hook: AfterCall) -> None:
+        super().__init__(hook.guard)
         self.hook = hook
 
-    def __call__(self, module: Any, args: tuple[Any, ...], *rest: Any) -> None:
+    def fire(self, module: Any, args: tuple[Any, ...], *rest: Any) -> None:
         self.hook.fire(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
 
 

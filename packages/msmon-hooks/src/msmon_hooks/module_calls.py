@@ -8,7 +8,7 @@ from typing import Any
 from attrs import define, field
 
 from msmon_hooks.names import Path, elements, leaf_name, tensor_leaves
-from msmon_hooks.targets import Selector, Target
+from msmon_hooks.targets import Elements, Sides
 
 IsTensor = Callable[[object], bool]
 
@@ -23,37 +23,37 @@ class Site:
     name: str
     """What rows carry."""
     vpp_stage: int
-    target: Target
+    sides: Sides
     plain_input: bool | None = None
     """Whether positional input 0 was the only tensor at the first recorded call, and so has no suffix."""
     step: int = -1
     micro_step: int = -1
     calls: int = 0
     """Calls in `micro_step`."""
-    pending: list[Call] = field(factory=list)
+    pending: list[ModuleCall] = field(factory=list)
     """Calls that ran without gradients inside the training: where that was a checkpoint, a recomputation follows."""
     called: bool = False
     unselective: bool = field(init=False)
     """Everything is monitored, every side and element."""
     mismatched: set[str] = field(factory=set)
-    """Slots whose selector did not fit, so that it is said once."""
+    """Sides that had another number of elements than was said, so that it is reported once."""
     names: dict[tuple[int, str, Path], str] = field(factory=dict)
 
     @unselective.default
     def _is_unselective(self) -> bool:
-        return not self.target.selectors
+        return not self.sides.elements
 
-    def row_name(self, number: int, slot: str, path: Path) -> str:
+    def row_name(self, number: int, side: str, path: Path) -> str:
         """Name of the tensor at `path` in call `number` of the micro-step."""
-        name = self.names.get((number, slot, path))
+        name = self.names.get((number, side, path))
         if name is None:
             base = self.name if number == 0 else f"{self.name}@{number}"
-            name = self.names[number, slot, path] = leaf_name(f"{base}.{slot}", path)
+            name = self.names[number, side, path] = leaf_name(f"{base}.{side}", path)
         return name
 
 
 @define(slots=True, eq=False)
-class Call:
+class ModuleCall:
     """One call of a module in one micro-step."""
 
     site: Site
@@ -61,7 +61,7 @@ class Call:
     micro_step: int
     number: int
     """0 for the first call in the micro-step; the others are called `name@number`."""
-    parent: Call | None
+    parent: ModuleCall | None
     """The call that this one is nested in."""
     segment: int = 0
     """Equal for calls of one checkpointed segment."""
@@ -106,23 +106,22 @@ def output_leaves(site: Site, number: int, output: Any, is_tensor: IsTensor) -> 
     return [(site.row_name(number, "output", path), position, tensor) for path, position, tensor in found]
 
 
-def selected(selector: Selector, leaves: list[Leaf], length: int, positional: int | None = None) -> list[Leaf] | None:
-    """The leaves that a selector of a target means, or None where the number of elements is another one.
+def selected(wanted: Elements, leaves: list[Leaf], length: int, positional: int | None = None) -> list[Leaf] | None:
+    """The leaves that are meant, or None where the number of elements is another one.
 
     Args:
-        selector: the selector.
+        wanted: which elements.
         leaves: all leaves.
         length: how many elements there are.
-        positional: how many of the inputs are positional. A selector may count these alone, or the keywords too.
+        positional: how many of the inputs are positional. `wanted` may count these alone, or the keywords too.
     """
-    wanted = selector.length
-    if wanted is not None and wanted not in (length, positional):
+    if wanted.length is not None and wanted.length not in (length, positional):
         return None
-    if selector.index is not None:
-        return [leaf for leaf in leaves if leaf[1] == selector.index]
-    if wanted is None or wanted == length:
+    if wanted.index is not None:
+        return [leaf for leaf in leaves if leaf[1] == wanted.index]
+    if wanted.length is None or wanted.length == length:
         return leaves
-    return [leaf for leaf in leaves if leaf[1] < wanted]
+    return [leaf for leaf in leaves if leaf[1] < wanted.length]
 
 
 def element_count(output: Any, is_tensor: IsTensor) -> int:

@@ -35,6 +35,7 @@ class _Registered(Hook):
     """
 
     def __init__(self, hook: BeforeCall | AfterCall) -> None:
+        super().__init__(hook.guard)
         self.hook = hook
         self.muted = False
         """The call is watched from outside of its compiled region."""
@@ -43,14 +44,14 @@ class _Registered(Hook):
 class _Before(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not is_compiling() and not self.muted:
-            self.hook.fire(module, args, kwargs, None)
+            self.hook(module, args, kwargs, None)
 
 
 class _After(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         # torch leaves the keyword arguments out where the module raised.
         if not is_compiling() and not self.muted:
-            self.hook.fire(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+            self.hook(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
 
 
 @define(slots=True, eq=False)
@@ -58,14 +59,14 @@ class _Watched:
     """A hooked module."""
 
     module: nn.Module
-    handles: dict[BeforeCall | AfterCall, tuple[_Registered, Removable]] = field(factory=dict)
+    hooks: dict[BeforeCall | AfterCall, tuple[_Registered, Removable]] = field(factory=dict)
     """The hooks in the order in which they run, and what takes each off."""
     compiled: Any = None
     """The replacement of the module's compiled call, where there is one."""
     patch: Registrations = field(factory=Registrations)
 
 
-class ModuleCalls:
+class CallHooks:
     """Registers hooks on modules' forwards and takes them off.
 
     Inside a compiled region hooks are silent. A module that is the entry of one (`module.compile()`) is watched
@@ -80,18 +81,18 @@ class ModuleCalls:
         watched = self._watched.setdefault(id(module), _Watched(module))
         if isinstance(hook, BeforeCall):
             before = _Before(hook)
-            watched.handles[hook] = (before, module.register_forward_pre_hook(before, with_kwargs=True))
+            watched.hooks[hook] = (before, module.register_forward_pre_hook(before, with_kwargs=True))
         else:
             after = _After(hook)
-            handle = module.register_forward_hook(after, with_kwargs=True, always_call=hook.always)
-            watched.handles[hook] = (after, handle)
+            removable = module.register_forward_hook(after, with_kwargs=True, always_call=hook.always)
+            watched.hooks[hook] = (after, removable)
         self._wrap(watched)
 
     def remove(self, module: nn.Module, hook: BeforeCall | AfterCall) -> None:
         """Take a hook off."""
         watched = self._watched[id(module)]
-        watched.handles.pop(hook)[1].remove()
-        if not watched.handles:
+        watched.hooks.pop(hook)[1].remove()
+        if not watched.hooks:
             watched.patch.close()
             del self._watched[id(module)]
 
@@ -119,17 +120,17 @@ class ModuleCalls:
     def close(self) -> None:
         """Take all hooks off all modules."""
         for watched in list(self._watched.values()):
-            for hook in list(watched.handles):
+            for hook in list(watched.hooks):
                 self.remove(watched.module, hook)
 
 
 def _call(watched: _Watched, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     # A copy, since a hook may take itself off. Where the compiler gives up it runs the module as it is, hooks and
     # all: these are muted, or the call would be seen twice.
-    hooks = {hook: registered for hook, (registered, _) in watched.handles.items()}
+    hooks = {hook: registered for hook, (registered, _) in watched.hooks.items()}
     for hook in hooks:
         if isinstance(hook, BeforeCall):
-            hook.fire(watched.module, args, kwargs, None)
+            hook(watched.module, args, kwargs, None)
     output, returned = None, False
     for registered in hooks.values():
         registered.muted = True
@@ -140,5 +141,5 @@ def _call(watched: _Watched, original: Callable[..., Any], args: tuple[Any, ...]
         for hook, registered in hooks.items():
             registered.muted = False
             if isinstance(hook, AfterCall) and (returned or hook.always):
-                hook.fire(watched.module, args, kwargs, output)
+                hook(watched.module, args, kwargs, output)
     return output

@@ -8,12 +8,12 @@ from typing import Any
 from attrs import frozen
 from mindspore import communication
 
-from msmon_hooks import groups
+from msmon_hooks import process_groups
 
 
 @frozen(kw_only=True)
-class Groups(groups.Groups):
-    """See `msmon_hooks.groups.Groups`; a group is the name under which it was made."""
+class ProcessGroups(process_groups.ProcessGroups):
+    """See `msmon_hooks.process_groups.ProcessGroups`; a group is the name under which it was made."""
 
     def ranks(self, group: Any) -> Sequence[int]:
         """Global ranks of a group, in its order."""

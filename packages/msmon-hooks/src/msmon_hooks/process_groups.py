@@ -9,7 +9,7 @@ from attrs import frozen
 
 
 @frozen(kw_only=True)
-class Groups:
+class ProcessGroups:
     """The groups that the training script names, and the ranks that are monitored. A framework says what a group is."""
 
     data_parallel: Any = None

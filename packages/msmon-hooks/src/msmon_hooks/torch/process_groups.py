@@ -8,12 +8,12 @@ from typing import Any
 from attrs import frozen
 from torch import distributed
 
-from msmon_hooks import groups
+from msmon_hooks import process_groups
 
 
 @frozen(kw_only=True)
-class Groups(groups.Groups):
-    """See `msmon_hooks.groups.Groups`; a group is a process group or a one-dimensional device mesh."""
+class ProcessGroups(process_groups.ProcessGroups):
+    """See `msmon_hooks.process_groups.ProcessGroups`; a group is a process group or a one-dimensional device mesh."""
 
     def ranks(self, group: Any) -> Sequence[int]:
         """Global ranks of a group, in its order."""

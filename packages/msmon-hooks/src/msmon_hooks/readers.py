@@ -1,0 +1,271 @@
+"""Everything that one request has read: which hooks that takes, set in the right order, and what they do in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msmon_hooks.activation_gradients import ActivationGradients
+from msmon_hooks.collective_rows import CollectiveRows
+from msmon_hooks.events import StepEnd
+from msmon_hooks.framework_hooks import FrameworkHooks
+from msmon_hooks.gradients import GradientSource
+from msmon_hooks.guard import Guarded, logger
+from msmon_hooks.l2_hooks import L2Hooks
+from msmon_hooks.module_stacks import StackHooks
+from msmon_hooks.module_structs import StructureHooks
+from msmon_hooks.modules import ModuleHooks
+from msmon_hooks.momentum import DIRECTION, MomentumHooks
+from msmon_hooks.optimizer_steps import OptimizerSteps
+from msmon_hooks.parameters import shortened, split_by_request
+from msmon_hooks.recording import Recording
+from msmon_hooks.registrations import Registrations
+from msmon_hooks.request import Request
+from msmon_hooks.short_names import ShortNames
+from msmon_hooks.training_forwards import TrainingForwards
+from msmon_hooks.weights import WeightHooks
+
+Modules = Mapping[tuple[int, str], Any]
+"""Stage and plain name to module."""
+
+
+class Readers:
+    """What one request has put onto models and parameters.
+
+    Args:
+        hooks: the framework's.
+        models: the model, or the chunks of a virtual pipeline in order.
+        source: says where the gradients are.
+        recording: the request in force.
+        steps: of the optimizer.
+    """
+
+    def __init__(
+        self,
+        hooks: FrameworkHooks,
+        models: Sequence[Any],
+        source: GradientSource,
+        recording: Recording,
+        steps: OptimizerSteps,
+    ) -> None:
+        request, guards = recording.request, recording.guards
+        self.recording = recording
+        self.weights: WeightHooks | None = None
+        """Reads gradients, moments and weights; None where none of these is asked for."""
+        self._hooks = hooks
+        self._models = list(models)
+        self._source = source
+        self._steps = steps
+        self._registrations = Registrations()
+        self._of_weights = Registrations()
+        self._calls = hooks.call_hooks()
+        self._module_names = ShortNames(enabled=request.short_names)
+        self._weight_names = ShortNames(enabled=request.short_names)
+        self._all_weights = source.weights()
+        self._momentum: MomentumHooks | None = None
+        self._parameters = guards("parameters")
+        forwards = self.forwards = TrainingForwards(recording, models, guards("micro-steps", self._micro_steps_failed))
+        self._gradients = ActivationGradients(recording) if request.activation_gradients else None
+        reads = request.activations or request.activation_gradients
+        self._activations = ModuleHooks(recording, forwards, self._gradients) if reads else None
+        self._features = L2Hooks(recording, forwards, hooks.call_hooks()) if request.l2_features else None
+        self._structure = StructureHooks(recording, forwards, hooks.call_hooks()) if request.on_structure else None
+        self._stacks = StackHooks(recording, forwards, hooks.call_hooks()) if request.on_stacks else None
+        self._collectives: CollectiveRows | None = None
+        if request.collectives is not None:
+            self._collectives = hooks.collective_rows(recording, request.collectives)
+
+    # Putting on and taking off
+
+    def attach(self) -> None:
+        """Set the hooks."""
+        recording, guards, owned = self.recording, self.recording.guards, self._registrations
+        owned.callback(guards.stop)
+        owned.callback(self._models.clear)
+        for one in (self._calls, self._of_weights, self.forwards):
+            owned.callback(one.close)
+        for reader in (self._activations, self._features, self._structure, self._stacks):
+            if reader is not None:
+                owned.callback(reader.close)
+        self._hooks.prepare(self._models, recording, owned)
+        update = guards("gradients at the update")
+        update.run(self._source.attach_update, self._gradients_ready, self._steps, owned)
+        self.forwards.before.append(self._steps.forward_begins)
+        self.forwards.attach(self._calls)
+        modules = self._hooks.named_modules(self._models)
+        self._attach_modules(modules)
+        if self._structure is not None:
+            self._structure.guard.run(self._structure.attach, modules)
+        if self._stacks is not None:
+            self._stacks.guard.run(self._stacks.attach, modules, self._module_names)
+        self.forwards.attach_ends(self._calls)
+        if self._collectives is not None:
+            self._collectives.guard.run(self._collectives.attach, owned)
+        self._parameters.run(self._attach_weights)
+        guards("names of targets").run(self._report_unmatched, modules)
+        if self._hooks.model_changes is not None:
+            self._watch_model(self._hooks.model_changes)
+
+    def close(self) -> None:
+        """Take everything off; harmless when called again."""
+        self._registrations.close()
+
+    def _attach_modules(self, modules: Modules) -> None:
+        """Hook modules for good. Called again: what has changed since."""
+        for stage in range(len(self._models)):
+            self._module_names.learn(stage, [name for at, name in modules if at == stage])
+        if self._activations is not None:
+            self._activations.guard.run(self._activations.attach, modules, self._module_names, self._calls)
+        if self._features is not None:
+            self._features.guard.run(self._features.attach, modules, self._module_names)
+
+    def _attach_weights(self) -> None:
+        request, source = self.recording.request, self._source
+        self.weights = self._momentum = None
+        for stage in range(len(self._models)):
+            self._weight_names.learn(stage, [w.name for w in self._all_weights if w.vpp_stage == stage])
+        wanted = _wanted_types(request)
+        if not wanted and request.adam_histograms is None:
+            return
+        taken, left_out = split_by_request(self._all_weights, request.targets, source.trains)
+        for weight, reason in left_out:
+            for data_type in wanted:
+                name = self._weight_names(weight.vpp_stage, weight.name)
+                self.recording.coverage.explain(data_type, name, reason, stage=weight.vpp_stage)
+        weights = shortened(taken, self._weight_names)
+        if request.weight_gradients or request.moments or request.weights:
+            hooks = WeightHooks(self.recording, weights, source)
+            hooks.attach(self._of_weights)
+            self.weights = hooks
+        if request.sign_agreement is not None or request.adam_histograms is not None:
+            agreement = request.sign_agreement
+            self._momentum = MomentumHooks(
+                self.recording,
+                weights,
+                source,
+                sign_agreement=None if agreement is None else self._hooks.agreement(agreement),
+                settings=self._hooks.adam_settings,
+            )
+
+    def _micro_steps_failed(self, name: str, reason: str) -> None:
+        self.recording.coverage.part_failed(name, reason)
+        # Their rows would carry the wrong micro-step.
+        for other in ("activations", "activation gradients", "L2 features"):
+            if other in self.recording.guards:
+                self.recording.guards(other).fail(RuntimeError("it needs micro-steps"))
+
+    def _report_unmatched(self, modules: Modules) -> None:
+        targets = self.recording.request.targets
+        for stage, name in modules:
+            targets.module(stage, name)
+        for weight in self._all_weights:
+            targets.parameter(weight.vpp_stage, weight.name)
+        known = [*(weight.name for weight in self._all_weights), *(name for _, name in modules)]
+        for text in targets.unmatched("targets", known):
+            logger.warning("%s", text)
+            self.recording.coverage.note(text)
+
+    def _watch_model(self, model_changes: Callable[..., Any]) -> None:
+        changes = model_changes(self._models, self._source.optimizer, self._model_changed)
+        self._registrations.callback(changes.close)
+        guard, clock = self.recording.guards("changes of the model"), self.recording.clock
+
+        def check() -> None:
+            # While nothing of the model runs yet.
+            if clock.sampled and not clock.in_step:
+                guard.run(changes.check)
+
+        self.forwards.before.append(check)
+
+    def _model_changed(self) -> None:
+        self._calls.refresh()
+        self._attach_modules(self._hooks.named_modules(self._models))
+        # Engines keep parameters of their own under the model's names.
+        if self._source.engine == "plain":
+            self._source = self._hooks.find_source(self._models, self._source.optimizer, self.recording)
+            self._all_weights = self._source.weights()
+            self._of_weights.close()
+            self._attach_weights()
+
+    # What is read
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Name, shape, dtype and parts of every parameter, as `run.json` has them, also of those that are not read."""
+        return [self._source.describe(weight) for weight in shortened(self._all_weights, self._weight_names)]
+
+    def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer is about to step, called with these arguments: read what stands before the update."""
+        self._parameters.run(self._source.step_begins, args, kwargs)
+        if self.recording.clock.sampled:
+            # A root that was compiled meanwhile calls no hook that could have noticed.
+            self._calls.refresh()
+        if self.weights is not None:
+            self._parameters.run(self.weights.step_begins)
+        if self._momentum is not None:
+            self._parameters.run(self._momentum.step_begins)
+        if self._features is not None:
+            self._features.guard.run(self._features.step_begins)
+
+    def _gradients_ready(self) -> None:
+        """Read the gradients that the update consumes."""
+        if self.weights is not None:
+            self.weights.gradients_ready()
+        if self._momentum is not None:
+            self._momentum.gradients_ready()
+
+    def step_ends(self, result: Any, *, skipped: bool) -> StepEnd:
+        """The optimizer has stepped, and returned `result`: read what stands after the update, and hand everything
+        over. `skipped`: there was no update."""
+        recording, guards = self.recording, self.recording.guards
+        scaling = guards("loss scaling")
+        skipped = skipped or bool(scaling.run(self._source.skipped, result))
+        skip_handle = scaling.run(self._read_found_inf)
+        # What has failed is still cleaned up, or it would keep tensors alive.
+        self._parameters.always(self._source.step_ends, skipped=skipped)
+        if self.weights is not None:
+            self._parameters.always(self.weights.step_ends, skipped=skipped)
+        if self._momentum is not None and not skipped:
+            self._momentum.step_ends()
+        if self._activations is not None:
+            self._activations.guard.always(self._activations.step_ends)
+        deliveries = self._deliveries()
+        if skipped:
+            recording.coverage.skipped_step(recording.clock.step)
+        event = recording.clock.step_ends(skipped=skipped, skip_handle=-1 if skip_handle is None else skip_handle)
+        results = guards("results of steps")
+        results.run(recording.observer.step_end, event)
+        if not results.enabled and len(self._registrations):
+            # Nothing that is read could arrive anywhere; it would only pile up.
+            Guarded("hooks", recording.coverage.part_failed).run(self.close)
+        # Last, since what receives them may end the program.
+        for guard, deliver in deliveries:
+            guard.always(deliver)
+        return event
+
+    def _deliveries(self) -> list[tuple[Guarded, Callable[[], None]]]:
+        """What the first step has given, each with what guards its delivery."""
+        found = []
+        for reader in (self._structure, self._stacks, self._collectives):
+            deliver = None if reader is None else reader.guard.run(reader.step_ends)
+            if reader is not None and deliver is not None:
+                found.append((reader.guard, deliver))
+        for once in (self._structure, self._stacks):
+            if once is not None:
+                once.guard.always(once.close)
+        self._structure = self._stacks = None
+        return found
+
+    def _read_found_inf(self) -> int | None:
+        recording = self.recording
+        found_inf = recording.loss_scale.found_inf() if recording.clock.sampled else None
+        return None if found_inf is None else recording.observer.put(found_inf.reshape(1))
+
+
+def _wanted_types(request: Request) -> list[str]:
+    """The data types of parameters that are asked for."""
+    return [
+        *(("grad_unreduced", "grad_reduced") if request.weight_gradients else ()),
+        *(("exp_avg", "exp_avg_sq") if request.moments else ()),
+        *(("param_origin", "param_updated") if request.weights else ()),
+        *((DIRECTION,) if request.sign_agreement is not None else ()),
+    ]
