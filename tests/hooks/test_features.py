@@ -117,6 +117,28 @@ def test_adam_histograms(options):
     assert sum(counts[0][:7]) == sum(counts[0][7:]) == 32
 
 
+def test_decay_rates_on_the_device_are_not_brought_to_the_host():
+    model = mlp()
+    betas = (torch.tensor(0.8), torch.tensor(0.9))
+    try:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05, betas=betas)
+    except (TypeError, ValueError):
+        pytest.skip("this torch wants numbers")
+    seen = []
+
+    def histograms(m, v, **settings):
+        seen.extend(settings["betas"])
+        return features.adam_histograms(m, v, (-1.0, 0.0, 1.0), **settings)
+
+    with Monitored(model, optimizer, adam_histograms=histograms) as monitored:
+        for _ in range(2):
+            one_step(model, optimizer)
+    assert seen == [*betas] * 4
+    assert all(one is other for one, other in zip(seen, betas * 4, strict=True))
+    counts = [values for values in monitored.recorder.values if values]
+    assert sum(counts[0][:7]) == 32
+
+
 def test_an_optimizer_that_is_no_adam():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

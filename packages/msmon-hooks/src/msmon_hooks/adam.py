@@ -11,7 +11,8 @@ from attrs import frozen
 class AdamSettings:
     """How the moments of one parameter were accumulated."""
 
-    betas: tuple[float, float]
+    betas: tuple[Any, Any]
+    """Numbers, or tensors with one element where the optimizer keeps them on the device; `step` likewise."""
     eps: float
     step: Any
-    """Updates so far: a number, or a tensor with one element where the optimizer keeps it on the device."""
+    """Updates so far."""

@@ -48,7 +48,7 @@ class Request:
     sign_agreement: Callable[[Any, Any], Any] | None = None
     """`f(gradient, momentum)`: one number a parameter and step."""
     adam_histograms: Callable[..., Any] | None = None
-    """`f(exp_avg, exp_avg_sq, step=, beta1=, beta2=, eps=)`: counts, of any length, a parameter and step."""
+    """`f(exp_avg, exp_avg_sq, step=, betas=, eps=)`: counts, of any length, a parameter and step."""
     l2_features: Mapping[str, Feature] = field(factory=dict)
     """Kind (a name in `msmon_hooks.DATA_TYPES`) to what is computed of which modules."""
     on_structure: Callable[[dict[str, Any]], None] | None = None

@@ -86,5 +86,5 @@ def _l2_features(config: Config) -> dict[str, Feature]:
     }
 
 
-def _adam_histograms(exp_avg: Any, exp_avg_sq: Any, *, step: Any, betas: tuple[float, float], eps: float) -> Any:
+def _adam_histograms(exp_avg: Any, exp_avg_sq: Any, *, step: Any, betas: tuple[Any, Any], eps: float) -> Any:
     return features.adam_histograms(exp_avg, exp_avg_sq, EDGES, step=step, betas=betas, eps=eps)

@@ -48,5 +48,4 @@ class AdamGroups:
         step = group.get("step") if step is None else step
         if step is None:
             return None
-        beta1, beta2 = map(float, group["betas"][:2])
-        return AdamSettings(betas=(beta1, beta2), eps=float(group["eps"]), step=step)
+        return AdamSettings(betas=tuple(group["betas"][:2]), eps=group["eps"], step=step)

@@ -11,7 +11,7 @@ from msmon_stats.features.math import Math
 
 
 def adam_update(
-    exp_avg: Any, exp_avg_sq: Any, *, step: Any, betas: tuple[float, float], eps: float = 1e-8
+    exp_avg: Any, exp_avg_sq: Any, *, step: Any, betas: tuple[Any, Any], eps: float = 1e-8
 ) -> tuple[Any, Any]:
     """Adam's update and ratio (Kingma and Ba 2015, algorithm 1), before the learning rate and weight decay.
 
@@ -24,7 +24,7 @@ def adam_update(
         exp_avg: first moment.
         exp_avg_sq: second moment, of the same shape.
         step: how many steps the moments have seen, at least 1; a number or a 0-d tensor.
-        betas: decay rates of the moments.
+        betas: decay rates of the moments; numbers or 0-d tensors.
         eps: what keeps the division finite.
 
     Returns:
@@ -48,7 +48,7 @@ def adam_histograms(
     edges: Sequence[float],
     *,
     step: Any,
-    betas: tuple[float, float],
+    betas: tuple[Any, Any],
     eps: float = 1e-8,
 ) -> Any:
     """Histograms of Adam's update and ratio, see `adam_update`; float64 `[2, len(edges) + 4]`.
@@ -71,7 +71,7 @@ def adam_histograms(
         return total
 
 
-def _corrections(xp: Math, step: Any, betas: tuple[float, float]) -> tuple[Any, Any]:
+def _corrections(xp: Math, step: Any, betas: tuple[Any, Any]) -> tuple[Any, Any]:
     """The factors that undo the bias of moments that began at 0."""
     if not isinstance(step, (int, float)):
         step = xp.wide(xp.plain(step))
