@@ -57,7 +57,11 @@ class Framework(Protocol):
         """`id` of modules whose calls no hook sees, with the reason."""
 
     def weight(self, module: Any) -> Any:
-        """The module's weight (`weight`, or `wg` of a router), or None."""
+        """The module's weight (`weight`, or `wg` of a router) as it is stored, or None: no property is asked, which might
+        compute something. Of a weight that is computed at each call: the largest tensor that it is computed of."""
+
+    def weight_maker(self, module: Any) -> Any:
+        """The module inside that computes the weight at each call (a parametrization), or None."""
 
     # What is going on
 

@@ -83,7 +83,12 @@ class L2Hooks:
                 self._report_unmatched(kind, targets, [name for _, name in modules])
 
     def _add(self, use: _Use) -> None:
-        self._coverage.expect(use.kind, l2_name(use.kind, use.name), NOT_FIRED, stage=use.vpp_stage)
+        maker = self.framework.weight_maker(use.module) if use.kind in _OF_WEIGHTS else None
+        reason = NOT_FIRED if maker is None else "its parametrization was not called in a recorded step"
+        self._coverage.expect(use.kind, l2_name(use.kind, use.name), reason, stage=use.vpp_stage)
+        if maker is not None:
+            self._calls.add(maker, _Made(self, use))
+            return
         if use.kind in _OF_WEIGHTS:
             self._weights.append(use)
             return
@@ -103,12 +108,18 @@ class L2Hooks:
             return
         for use in self._weights:
             if use.enabled:
-                self.guard.run(self._of_weight, use)
+                self.guard.run(self._of_weight, use, self.framework.weight(use.module))
 
-    def _of_weight(self, use: _Use) -> None:
-        weight = self.framework.weight(use.module)
+    def weight_made(self, use: _Use, weight: Any) -> None:
+        """A parametrization has computed a weight; the first in a step is read."""
+        in_training = not self.framework.in_backward() and self._forwards.recording(use.vpp_stage)
+        if in_training and use.step != self.clock.step:
+            use.step = self.clock.step
+            self._of_weight(use, weight)
+
+    def _of_weight(self, use: _Use, weight: Any) -> None:
         if weight is None:
-            self._refuse(use, "the module has no weight")
+            self._refuse(use, "the module stores no weight of its own")
         elif self.framework.is_sharded(weight):
             self._refuse(use, "the weight is sharded, and a part does not tell of the whole")
         else:
@@ -148,6 +159,17 @@ class L2Hooks:
         """Take the hooks off, and let go of the model."""
         self._calls.close()
         self._weights.clear()
+
+
+class _Made(AfterCall):
+    def __init__(self, owner: L2Hooks, use: _Use) -> None:
+        super().__init__(owner.guard)
+        self.owner = owner
+        self.use = use
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.owner.clock.sampled and self.use.enabled:
+            self.owner.weight_made(self.use, output)
 
 
 class _Attention(BeforeCall):

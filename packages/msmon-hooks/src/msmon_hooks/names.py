@@ -58,7 +58,7 @@ def elements(value: Any) -> list[tuple[str, Any]] | None:
     if type(value) in _LEAVES:
         return None
     if isinstance(value, tuple | list):
-        keys = getattr(value, "_fields", None) or map(str, range(len(value)))
+        keys = getattr(type(value), "_fields", None) or map(str, range(len(value)))
         return list(zip(keys, value, strict=False))
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]

@@ -89,10 +89,13 @@ class MindSporeFramework:
         return dict.fromkeys(inside, "inside a Cell compiled by jit")
 
     def weight(self, module: Any) -> Any:
-        for name in ("weight", "wg"):
-            weight = getattr(module, name, None)
-            if self.is_tensor(weight):
-                return weight
+        # Not through the attribute, which may be a property.
+        own = vars(module)
+        places = (own, *(own.get(name, {}) for name in ("_params", "_parameters", "_buffers")))
+        found = (place.get(name) for name in ("weight", "wg") for place in places)
+        return next((weight for weight in found if self.is_tensor(weight)), None)
+
+    def weight_maker(self, module: Any) -> Any:
         return None
 
     def is_training(self, root: Any) -> bool:

@@ -12,6 +12,8 @@ from msmon_hooks.registrations import Removable
 from msmon_hooks.torch.backward import in_backward, segment_number
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
 
+_WEIGHTS = ("weight", "wg")
+
 
 class TorchFramework:
     """See `msmon_hooks.framework.Framework`.
@@ -75,14 +77,31 @@ class TorchFramework:
         return dict.fromkeys(inside, "inside a region compiled by torch.compile")
 
     def weight(self, module: nn.Module) -> torch.Tensor | None:
-        for name in ("weight", "wg"):
-            weight = getattr(module, name, None)
-            if isinstance(weight, torch.Tensor):
-                return weight
+        # Not through the attribute, which may be a property: that of a parametrized weight computes it anew, and a
+        # power iteration that nobody else asked for changes the training.
+        maker = self.weight_maker(module)
+        if maker is not None:
+            return max(maker._parameters.values(), key=_size, default=None)
+        for name in _WEIGHTS:
+            for place in (module.__dict__, module._parameters, module._buffers):
+                # Not by key: containers of engines gather what is asked for.
+                weight = next((value for key, value in place.items() if key == name), None)
+                if isinstance(weight, torch.Tensor):
+                    return weight
         return None
+
+    def weight_maker(self, module: nn.Module) -> nn.Module | None:
+        parametrizations = module._modules.get("parametrizations")
+        if not isinstance(parametrizations, nn.ModuleDict):
+            return None
+        return next((parametrizations[name] for name in _WEIGHTS if name in parametrizations), None)
 
     def is_training(self, root: nn.Module) -> bool:
         return root.training and torch.is_grad_enabled()
+
+
+def _size(parameter: torch.Tensor | None) -> int:
+    return -1 if parameter is None else parameter.numel()
 
 
 TORCH = TorchFramework()

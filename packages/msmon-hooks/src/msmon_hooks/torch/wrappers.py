@@ -36,10 +36,10 @@ def wrapper_prefix(model: nn.Module) -> str:
     """
     prefix = ""
     while _is_wrapper(model):
-        inner = next((name for name in _INNER if isinstance(getattr(model, name, None), nn.Module)), None)
+        inner = next((name for name in _INNER if model._modules.get(name) is not None), None)
         if inner is None:
             break
-        prefix, model = f"{prefix}{inner}.", getattr(model, inner)
+        prefix, model = f"{prefix}{inner}.", model._modules[inner]
     return prefix
 
 
