@@ -48,6 +48,9 @@ class Framework(Protocol):
     def is_sharded(self, tensor: Any) -> bool:
         """Whether this rank holds only a part of the tensor."""
 
+    def is_initialized(self, parameter: Any) -> bool:
+        """Whether a parameter has a shape and values by now; those of lazy modules get them in the first forward."""
+
     # Modules
 
     def is_called(self, module: Any) -> bool:
@@ -57,8 +60,8 @@ class Framework(Protocol):
         """`id` of modules whose calls no hook sees, with the reason."""
 
     def weight(self, module: Any) -> Any:
-        """The module's weight (`weight`, or `wg` of a router) as it is stored, or None: no property is asked, which might
-        compute something. Of a weight that is computed at each call: the largest tensor that it is computed of."""
+        """The module's weight (`weight`, or `wg` of a router) as it is stored, or None: no property is asked, which
+        might compute something. Of a weight that is computed at each call: the largest tensor it is computed of."""
 
     def weight_maker(self, module: Any) -> Any:
         """The module inside that computes the weight at each call (a parametrization), or None."""

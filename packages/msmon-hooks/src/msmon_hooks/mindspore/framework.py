@@ -72,6 +72,9 @@ class MindSporeFramework:
     def is_sharded(self, tensor: Any) -> bool:
         return False
 
+    def is_initialized(self, parameter: Any) -> bool:
+        return True
+
     def is_called(self, module: Any) -> bool:
         if isinstance(module, nn.Cell):
             return not isinstance(module, _CONTAINERS) and type(module).construct is not nn.Cell.construct

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Removable
@@ -65,6 +66,9 @@ class TorchFramework:
     def is_sharded(self, tensor: torch.Tensor) -> bool:
         return mesh_shard(tensor) is not None
 
+    def is_initialized(self, parameter: torch.Tensor) -> bool:
+        return not is_lazy(parameter)
+
     def is_called(self, module: nn.Module) -> bool:
         # What torch.compile returns has its forward in the object.
         return type(module).forward is not nn.Module.forward or "forward" in vars(module)
@@ -81,12 +85,13 @@ class TorchFramework:
         # power iteration that nobody else asked for changes the training.
         maker = self.weight_maker(module)
         if maker is not None:
-            return max(maker._parameters.values(), key=_size, default=None)
+            stored = [value for value in maker._parameters.values() if value is not None and _has_size(value)]
+            return max(stored, key=lambda value: value.numel(), default=None)
         for name in _WEIGHTS:
             for place in (module.__dict__, module._parameters, module._buffers):
                 # Not by key: containers of engines gather what is asked for.
                 weight = next((value for key, value in place.items() if key == name), None)
-                if isinstance(weight, torch.Tensor):
+                if _has_size(weight):
                     return weight
         return None
 
@@ -100,8 +105,8 @@ class TorchFramework:
         return root.training and torch.is_grad_enabled()
 
 
-def _size(parameter: torch.Tensor | None) -> int:
-    return -1 if parameter is None else parameter.numel()
+def _has_size(weight: object) -> bool:
+    return isinstance(weight, torch.Tensor) and not is_lazy(weight)
 
 
 TORCH = TorchFramework()
