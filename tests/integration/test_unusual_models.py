@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import warnings
 
 import pytest
 import torch
@@ -69,6 +70,54 @@ def names(run_dir, data_type: str, step: int = 0) -> list[str]:
 def missing(run_dir) -> dict[tuple[str, str], str]:
     entries = json.loads((run_dir / "coverage.json").read_text())["missing"]
     return {(entry["data_type"], entry["name"]): entry["reason"] for entry in entries}
+
+
+class Spectral(nn.Module):
+    """Whose weight and activations are complex."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+        self.inverse = Inverse()
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.inverse(torch.fft.fft(self.first(x)) @ self.weight))
+
+
+class Inverse(nn.Module):
+    def forward(self, x):
+        return torch.fft.ifft(x).real
+
+
+def test_complex_weights_and_activations(write_config, run_dir, caplog):
+    every = {kind: ["", "first", "inverse"] for kind in ("moe_router_weight_hook", "moe_router_logit_hook")}
+    fields = {**EVERYTHING, "l2_targets": {"linear_hook": ["", "first"], **every}}
+    monitor = TrainerMon(write_config(**fields), params_have_main_grad=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare(Spectral, torch.randn(3, 4), monitor, caplog)
+    weights = ["weight", "first.weight", "first.bias", "last.weight", "last.bias"]
+    for data_type in ("grad_reduced", "param_updated", "exp_avg", "exp_avg_sq"):
+        assert names(run_dir(), data_type, 1) == weights
+    # Statistics are those of the absolute values; what has no meaning for complex numbers has no row.
+    assert names(run_dir(), "other", 1) == weights[1:]
+    assert "inverse.input" in names(run_dir(), "actv")
+    assert "inverse.input" in names(run_dir(), "actv_grad")
+    assert names(run_dir(), "linear_hook", 1) == ["first.linear"]
+    assert names(run_dir(), "moe_router_weight_hook", 1) == ["first.moe_router"]
+    assert names(run_dir(), "moe_router_logit_hook", 1) == ["first.moe_router", "inverse.moe_router", ".moe_router"]
+    reasons = missing(run_dir())
+    assert reasons["other", "weight"] == "a complex gradient has no sign"
+    assert "complex64 are complex" in reasons["linear_hook", ".linear"]
+    assert set(reasons) == {
+        ("other", "weight"),
+        ("adam_histogram", "weight"),
+        ("linear_hook", ".linear"),
+        ("moe_router_weight_hook", ".moe_router"),
+        ("moe_router_weight_hook", "inverse.moe_router"),
+    }
 
 
 def test_lazy_modules(write_config, run_dir, caplog):

@@ -11,6 +11,7 @@ from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
 from msmon_hooks.coverage import NOT_FIRED
 from msmon_hooks.guard import logger
 from msmon_hooks.l2_features import has_linear_weight, l2_name
+from msmon_hooks.momentum import reason_of
 from msmon_hooks.names import tensor_leaves
 from msmon_hooks.recording import Recording
 from msmon_hooks.short_names import ShortNames
@@ -139,8 +140,8 @@ class L2Hooks:
     def _compute(self, use: _Use, micro_step: int | None, name: str, *tensors: Any) -> None:
         try:
             numbers = use.compute(*tensors)
-        except (ValueError, TypeError, RuntimeError) as error:
-            self._refuse(use, str(error))
+        except Exception as error:  # of these tensors; those of the next module may be of another kind
+            self._refuse(use, reason_of(error))
             return
         number = self.clock.next_call_id()
         order = (use.index,) if micro_step is None else (number,)

@@ -30,7 +30,7 @@ def router_similarity(weight: Any) -> Any:
     0.0
     """
     xp: Math = backend_of(weight).MATH
-    weight = xp.plain(weight)
+    weight = xp.real(weight)
     if len(weight.shape) != 2:
         raise ValueError(f"a router weight must be 2-D, not of shape {tuple(weight.shape)}")
     with xp.quiet(weight):
@@ -63,7 +63,7 @@ def router_entropy(logits: Any) -> Any:
     2.0794
     """
     xp: Math = backend_of(logits).MATH
-    logits = xp.plain(logits)
+    logits = xp.real(logits)
     if len(logits.shape) == 0 or logits.shape[-1] == 0:
         raise ValueError(f"logits must be [..., experts], not of shape {tuple(logits.shape)}")
     experts = int(logits.shape[-1])
