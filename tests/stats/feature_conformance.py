@@ -49,6 +49,17 @@ class FeatureConformance:
         with pytest.raises(ValueError, match=r"\(3,\) and momentum \(4,\) differ"):
             msmon_stats.sign_agreement(self.make(np.zeros(3)), self.make(np.zeros(4)))
 
+    def test_entropy_of_what_is_a_probability_already(self, rng):
+        logits = rng.standard_normal((50, 6))
+        for probabilities in (softmax(logits), np.where(np.arange(6) < 2, 0.5, 0.0) + 0.0 * logits):
+            found = self.host(msmon_stats.router_entropy(self.make(probabilities)))
+            assert found == pytest.approx(entropy(probabilities).mean(), rel=1e-6)
+        # One token that does not add up makes all of them logits.
+        mixed = np.concatenate([softmax(logits), [[2.0, 0, 0, 0, 0, 0]]])
+        assert self.host(msmon_stats.router_entropy(self.make(mixed))) == pytest.approx(
+            entropy(softmax(mixed)).mean(), rel=1e-6
+        )
+
     @pytest.mark.parametrize(
         "compute",
         [

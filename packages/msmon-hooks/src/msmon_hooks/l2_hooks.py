@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import define
@@ -10,10 +12,12 @@ from attrs import define
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
 from msmon_hooks.coverage import NOT_FIRED
 from msmon_hooks.guard import logger
+from msmon_hooks.interception import intercept
 from msmon_hooks.l2_features import has_linear_weight, l2_name
 from msmon_hooks.momentum import reason_of
-from msmon_hooks.names import tensor_leaves
 from msmon_hooks.recording import Recording
+from msmon_hooks.registrations import Registrations
+from msmon_hooks.router_logits import gating_of, logits_of, scoring_part
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Sides, Targets
 from msmon_hooks.training_forwards import TrainingForwards
@@ -61,6 +65,7 @@ class L2Hooks:
         self._coverage = recording.coverage
         self._forwards = forwards
         self._calls = calls
+        self._owned = Registrations()
         self._weights: list[_Use] = []
         self._reported: set[str] = set()
 
@@ -93,8 +98,24 @@ class L2Hooks:
         if use.kind in _OF_WEIGHTS:
             self._weights.append(use)
             return
-        hook = _Attention(self, use) if use.kind == "attention_hook" else _Logits(self, use)
-        self._calls.add(use.module, hook)
+        if use.kind == "attention_hook":
+            self._calls.add(use.module, _Attention(self, use))
+            return
+        gating = gating_of(use.module)
+        if gating is not None:
+            self._owned.callback(intercept(gating, partial(self._gates, use)))
+            return
+        logits = _Logits(self, use)
+        part = scoring_part(use.module, self.framework)
+        if part is not None:
+            self._calls.add(part, _Scored(self, logits))
+        self._calls.add(use.module, logits)
+
+    def _gates(self, use: _Use, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        logits = original(*args, **kwargs)
+        if args and args[0] is use.module and self.clock.sampled and use.enabled:
+            self.guard.run(self.of_call, use, [logits])
+        return logits
 
     def _report_unmatched(self, kind: str, targets: Targets, known: list[str]) -> None:
         for text in targets.unmatched(f"l2_targets.{kind}", known):
@@ -125,6 +146,15 @@ class L2Hooks:
             self._refuse(use, "the weight is sharded, and a part does not tell of the whole")
         else:
             self._compute(use, None, l2_name(use.kind, use.name), weight)
+
+    def of_router(self, use: _Use, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, scored: Any) -> None:
+        """A router has returned; `scored`: what the layer inside has given it."""
+        try:
+            logits = logits_of(use.module, args, kwargs, output, scored, self.framework)
+        except ValueError as error:
+            self._refuse(use, str(error))
+        else:
+            self.of_call(use, [logits])
 
     def of_call(self, use: _Use, tensors: list[Any]) -> None:
         """A module is called, or has returned; `tensors` are what its feature looks at."""
@@ -159,6 +189,7 @@ class L2Hooks:
     def close(self) -> None:
         """Take the hooks off, and let go of the model."""
         self._calls.close()
+        self._owned.close()
         self._weights.clear()
 
 
@@ -190,8 +221,22 @@ class _Logits(AfterCall):
         super().__init__(owner.guard)
         self.owner = owner
         self.use = use
+        self.scored: Any = None
+        """What the layer inside has returned in this call."""
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        scored, self.scored = self.scored, None
         if self.owner.clock.sampled and self.use.enabled:
-            tensors = [tensor for _, tensor in tensor_leaves(output, self.owner.framework.is_tensor)]
-            self.owner.of_call(self.use, tensors)
+            self.owner.of_router(self.use, args, kwargs, output, scored)
+
+
+class _Scored(AfterCall):
+    def __init__(self, owner: L2Hooks, logits: _Logits) -> None:
+        super().__init__(owner.guard)
+        self.owner = owner
+        self.logits = logits
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.owner.clock.sampled:
+            with contextlib.suppress(ValueError):
+                self.logits.scored = logits_of(module, args, kwargs, output, None, self.owner.framework)

@@ -54,6 +54,13 @@ class TorchFramework:
             return tensor.shape, dtype, tensor.requires_grad
         return self.shape(tensor), self.dtype(tensor), tensor.requires_grad
 
+    def is_floating(self, tensor: torch.Tensor) -> bool:
+        return tensor.dtype.is_floating_point
+
+    def linear(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+            return nn.functional.linear(inputs.float(), weight.float(), None if bias is None else bias.float())
+
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
 
@@ -85,15 +92,21 @@ class TorchFramework:
         # power iteration that nobody else asked for changes the training.
         maker = self.weight_maker(module)
         if maker is not None:
-            stored = [value for value in maker._parameters.values() if value is not None and _has_size(value)]
+            stored = [value for value in maker._parameters.values() if value is not None and not is_lazy(value)]
             return max(stored, key=lambda value: value.numel(), default=None)
-        for name in _WEIGHTS:
-            for place in (module.__dict__, module._parameters, module._buffers):
-                # Not by key: containers of engines gather what is asked for.
-                weight = next((value for key, value in place.items() if key == name), None)
-                if _has_size(weight):
-                    return weight
+        found = (self.stored(module, name) for name in _WEIGHTS)
+        return next((weight for weight in found if weight is not None), None)
+
+    def stored(self, module: nn.Module, name: str) -> torch.Tensor | None:
+        for place in (module.__dict__, module._parameters, module._buffers):
+            # Not by key: containers of engines gather what is asked for.
+            value = next((value for key, value in place.items() if key == name), None)
+            if isinstance(value, torch.Tensor) and not is_lazy(value):
+                return value
         return None
+
+    def children(self, module: nn.Module) -> Iterable[nn.Module]:
+        return [child for child in module._modules.values() if child is not None]
 
     def weight_maker(self, module: nn.Module) -> nn.Module | None:
         parametrizations = module._modules.get("parametrizations")
@@ -103,10 +116,6 @@ class TorchFramework:
 
     def is_training(self, root: nn.Module) -> bool:
         return root.training and torch.is_grad_enabled()
-
-
-def _has_size(weight: object) -> bool:
-    return isinstance(weight, torch.Tensor) and not is_lazy(weight)
 
 
 TORCH = TorchFramework()
