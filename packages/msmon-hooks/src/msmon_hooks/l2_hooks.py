@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 from attrs import define
 
+from msmon_hooks.attention_calls import attention_functions, given_queries_and_keys, queries_and_keys, will_do
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
 from msmon_hooks.coverage import NOT_FIRED
 from msmon_hooks.guard import logger
@@ -41,6 +43,8 @@ class _Use:
     micro_step: int = -1
     calls: int = 0
     enabled: bool = True
+    running: bool = False
+    """A call of the module in the training has begun and not ended."""
 
     def row_name(self, step: int, micro_step: int) -> str:
         """The second call in a micro-step is another row than the first."""
@@ -66,12 +70,16 @@ class L2Hooks:
         self._forwards = forwards
         self._calls = calls
         self._owned = Registrations()
+        self._inside: dict[int, _Use] = {}
+        self._seen_functions: set[FunctionType] = set()
+        self._hint: Callable[[], str] = str
         self._weights: list[_Use] = []
         self._reported: set[str] = set()
 
     def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames) -> None:
         """Hook the modules of every feature; called again, those of the model as it is now."""
         self.close()
+        self._hint = partial(will_do, dict(modules))
         for kind, feature in self._recording.request.l2_features.items():
             targets = Targets({name: Sides() for name in feature.modules})
             # Without names every module qualifies by itself for linear_hook, and none for the others.
@@ -99,11 +107,15 @@ class L2Hooks:
             self._weights.append(use)
             return
         if use.kind == "attention_hook":
-            self._calls.add(use.module, _Attention(self, use))
+            functions = attention_functions(use.module)
+            if functions:
+                self._look_inside(use, functions)
+            else:
+                self._calls.add(use.module, _Attention(self, use))
             return
         gating = gating_of(use.module)
         if gating is not None:
-            self._owned.callback(intercept(gating, partial(self._gates, use)))
+            self._look_inside(use, [gating])
             return
         logits = _Logits(self, use)
         part = scoring_part(use.module, self.framework)
@@ -111,11 +123,28 @@ class L2Hooks:
             self._calls.add(part, _Scored(self, logits))
         self._calls.add(use.module, logits)
 
-    def _gates(self, use: _Use, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        logits = original(*args, **kwargs)
-        if args and args[0] is use.module and self.clock.sampled and use.enabled:
-            self.guard.run(self.of_call, use, [logits])
-        return logits
+    def _look_inside(self, use: _Use, functions: Sequence[FunctionType]) -> None:
+        """Have calls of functions seen that the module makes while it runs, with itself as the first argument."""
+        self._inside[id(use.module)] = use
+        self._calls.add(use.module, _Begins(self, use))
+        self._calls.add(use.module, _Ends(self, use))
+        for function in functions:
+            if function not in self._seen_functions:
+                self._seen_functions.add(function)
+                self._owned.callback(intercept(function, self._called_inside))
+
+    def _called_inside(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
+        use = self._inside.get(id(args[0])) if args else None
+        if use is not None and use.running and self.clock.sampled and use.enabled:
+            self.guard.run(self._of_inside, use, args, kwargs, result)
+        return result
+
+    def _of_inside(self, use: _Use, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if use.kind == "attention_hook":
+            self.of_call(use, queries_and_keys(args, kwargs), layout="b,s,h,d")
+        else:
+            self.of_call(use, [result])
 
     def _report_unmatched(self, kind: str, targets: Targets, known: list[str]) -> None:
         for text in targets.unmatched(f"l2_targets.{kind}", known):
@@ -156,22 +185,24 @@ class L2Hooks:
         else:
             self.of_call(use, [logits])
 
-    def of_call(self, use: _Use, tensors: list[Any]) -> None:
+    def of_call(self, use: _Use, tensors: list[Any], **options: Any) -> None:
         """A module is called, or has returned; `tensors` are what its feature looks at."""
         if self.framework.in_backward() or not self._forwards.recording(use.vpp_stage):
             return
         needed = 2 if use.kind == "attention_hook" else 1
         if len(tensors) < needed:
-            self._refuse(use, f"the module has {len(tensors)} tensors, {needed} are needed")
+            hint = f"; {self._hint()}" if use.kind == "attention_hook" else ""
+            self._refuse(use, f"the module has {len(tensors)} tensors, {needed} are needed{hint}")
             return
         micro_step = self.clock.micro_step_of(use.vpp_stage)
-        self._compute(use, micro_step, use.row_name(self.clock.step, micro_step), *tensors[:needed])
+        self._compute(use, micro_step, use.row_name(self.clock.step, micro_step), *tensors[:needed], **options)
 
-    def _compute(self, use: _Use, micro_step: int | None, name: str, *tensors: Any) -> None:
+    def _compute(self, use: _Use, micro_step: int | None, name: str, *tensors: Any, **options: Any) -> None:
         try:
-            numbers = use.compute(*tensors)
+            numbers = use.compute(*tensors, **options)
         except Exception as error:  # of these tensors; those of the next module may be of another kind
-            self._refuse(use, reason_of(error))
+            hint = f"; {self._hint()}" if use.kind == "attention_hook" and len(tensors[0].shape) != 4 else ""
+            self._refuse(use, f"{reason_of(error)}{hint}")
             return
         number = self.clock.next_call_id()
         order = (use.index,) if micro_step is None else (number,)
@@ -190,6 +221,9 @@ class L2Hooks:
         """Take the hooks off, and let go of the model."""
         self._calls.close()
         self._owned.close()
+        self._inside.clear()
+        self._seen_functions.clear()
+        self._hint = str
         self._weights.clear()
 
 
@@ -212,8 +246,27 @@ class _Attention(BeforeCall):
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.owner.clock.sampled and self.use.enabled:
-            tensors = [value for value in (*args, *kwargs.values()) if self.owner.framework.is_tensor(value)]
-            self.owner.of_call(self.use, tensors)
+            self.owner.of_call(self.use, given_queries_and_keys(args, kwargs, self.owner.framework.is_tensor))
+
+
+class _Begins(BeforeCall):
+    def __init__(self, owner: L2Hooks, use: _Use) -> None:
+        super().__init__(owner.guard)
+        self.use = use
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.use.running = True
+
+
+class _Ends(AfterCall):
+    always = True
+
+    def __init__(self, owner: L2Hooks, use: _Use) -> None:
+        super().__init__(owner.guard)
+        self.use = use
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.use.running = False
 
 
 class _Logits(AfterCall):
