@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from msmon_hooks import Feature
+from msmon_stats import features
+
 from .recorder import Monitored
 
 EVERYTHING = {
@@ -154,3 +157,44 @@ def test_a_call_with_other_parameters_changes_nothing(first_in_the_step):
         for kind in ("grad_unreduced", "grad_reduced", "param_origin", "param_updated", *(["state"] * bool(step))):
             found = {name for data_type, name, at, _ in monitored.recorder.rows if (data_type, at) == (kind, step)}
             assert len(found) == 16, (kind, step)
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.LazyConv2d(3, 3)
+        self.norm = nn.LazyBatchNorm2d()
+        self.fc = nn.LazyLinear(5)
+        self.head = nn.Linear(5, 2)
+        self.unused = nn.LazyLinear(1)
+
+    def forward(self, x):
+        return self.head(self.fc(self.norm(self.conv(x)).flatten(1)))
+
+
+def test_lazy_modules_have_rows_from_the_step_in_which_they_get_their_shapes(caplog):
+    torch.manual_seed(0)
+    model = Lazy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    wanted = {"linear_hook": Feature(modules=(), compute=features.linear_features)}
+    with Monitored(model, optimizer, **EVERYTHING, l2_features=wanted) as monitored:
+        assert monitored.missing()["grad_reduced", "fc.weight"] == "its lazy module has not run yet, so it has no shape"
+        assert [entry["name"] for entry in monitored.attachment.describe()] == ["head.weight", "head.bias"]
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.randn(2, 1, 5, 5)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trained = {name for name, _ in model.named_parameters() if not name.startswith("unused")}
+        for step in range(3):
+            for kind in ("grad_unreduced", "grad_reduced", "param_origin", "param_updated"):
+                assert names(monitored, kind, step) == trained, (kind, step)
+            assert len(names(monitored, "state", step)) == (len(trained) if step else 0)
+            assert names(monitored, "linear_hook", step) == {"fc.linear", "head.linear"}
+            assert "fc.output" in names(monitored, "actv_grad", step)
+        described = [entry["name"] for entry in monitored.attachment.describe()]
+        assert set(described) == trained
+        lazy = {name for (_, name), reason in monitored.missing().items() if reason.startswith("its lazy module")}
+        assert lazy == {"unused.weight", "unused.bias"}
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert not any(module._forward_hooks for module in model.modules())

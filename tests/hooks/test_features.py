@@ -178,7 +178,7 @@ def test_attention_features(by_keyword):
     def call(core, x):
         q = x.reshape(3, 1, 2, 4)
         core(key=q * 2, query=q) if not by_keyword else None
-        return core(q, q * 2) if not by_keyword else core(query=q, key=q * 2)
+        return core(q, q * 2) if not by_keyword else core(value=None, key=q * 2, query=q)
 
     model = Attends(call)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -225,7 +225,8 @@ def test_one_input_is_not_enough(caplog):
     wanted = {"attention_hook": Feature(modules=("0", "nowhere"), compute=attention)}
     with Monitored(model, optimizer, l2_features=wanted) as monitored:
         one_step(model, optimizer)
-        assert monitored.missing() == {("attention_hook", "0.attention"): "the module has 1 tensors, 2 are needed"}
+        reason = "the module has 1 tensors, 2 are needed; it has to be called with Q and K of 4 dimensions"
+        assert monitored.missing() == {("attention_hook", "0.attention"): reason}
     assert "l2_targets.attention_hook: nothing in the model is called 'nowhere'" in monitored.notes
 
 

@@ -49,6 +49,33 @@ class FeatureConformance:
         with pytest.raises(ValueError, match=r"\(3,\) and momentum \(4,\) differ"):
             msmon_stats.sign_agreement(self.make(np.zeros(3)), self.make(np.zeros(4)))
 
+    def test_entropy_of_what_is_a_probability_already(self, rng):
+        logits = rng.standard_normal((50, 6))
+        for probabilities in (softmax(logits), np.where(np.arange(6) < 2, 0.5, 0.0) + 0.0 * logits):
+            found = self.host(msmon_stats.router_entropy(self.make(probabilities)))
+            assert found == pytest.approx(entropy(probabilities).mean(), rel=1e-6)
+        # One token that does not add up makes all of them logits.
+        mixed = np.concatenate([softmax(logits), [[2.0, 0, 0, 0, 0, 0]]])
+        assert self.host(msmon_stats.router_entropy(self.make(mixed))) == pytest.approx(
+            entropy(softmax(mixed)).mean(), rel=1e-6
+        )
+
+    @pytest.mark.parametrize(
+        "compute",
+        [
+            lambda x: msmon_stats.sign_agreement(x, x),
+            lambda x: msmon_stats.histogram(x, EDGES),
+            lambda x: msmon_stats.adam_histograms(x, x, EDGES, step=1, betas=(0.9, 0.99)),
+            lambda x: msmon_stats.attention_features(x.reshape(2, 1, 1, 2), x.reshape(2, 1, 1, 2)),
+            msmon_stats.linear_features,
+            msmon_stats.router_similarity,
+            msmon_stats.router_entropy,
+        ],
+    )
+    def test_complex_values_are_refused(self, compute):
+        with pytest.raises(ValueError, match=r"(?i)complex64 are complex"):
+            compute(self.make(np.ones((2, 2), dtype=np.complex64)))
+
     def test_histogram(self, rng):
         values = rng.standard_normal((200, 500)).astype(np.float32)
         values[3, 3], values[4, 4], values[5, 5], values[6, 6] = np.nan, np.inf, -np.inf, 3.0

@@ -35,6 +35,12 @@ class Framework(Protocol):
     def can_have_gradient(self, tensor: Any) -> bool:
         """Whether a gradient may reach the tensor, be it expected or not: `register_hook` takes it."""
 
+    def is_floating(self, tensor: Any) -> bool:
+        """Whether the tensor's values are floating point numbers."""
+
+    def linear(self, inputs: Any, weight: Any, bias: Any) -> Any:
+        """The inputs times the transposed weight, plus the bias where it is not None; in float32, without history."""
+
     def is_leaf(self, tensor: Any) -> bool:
         """Whether the tensor was given by the program, not computed from others."""
 
@@ -48,6 +54,9 @@ class Framework(Protocol):
     def is_sharded(self, tensor: Any) -> bool:
         """Whether this rank holds only a part of the tensor."""
 
+    def is_initialized(self, parameter: Any) -> bool:
+        """Whether a parameter has a shape and values by now; those of lazy modules get them in the first forward."""
+
     # Modules
 
     def is_called(self, module: Any) -> bool:
@@ -57,7 +66,17 @@ class Framework(Protocol):
         """`id` of modules whose calls no hook sees, with the reason."""
 
     def weight(self, module: Any) -> Any:
-        """The module's weight (`weight`, or `wg` of a router), or None."""
+        """The module's weight (`weight`, or `wg` of a router) as it is stored, or None: no property is asked, which
+        might compute something. Of a weight that is computed at each call: the largest tensor it is computed of."""
+
+    def stored(self, module: Any, name: str) -> Any:
+        """The parameter, buffer or plain tensor of this name in a module, without asking a property, or None."""
+
+    def children(self, module: Any) -> Iterable[Any]:
+        """The modules directly inside."""
+
+    def weight_maker(self, module: Any) -> Any:
+        """The module inside that computes the weight at each call (a parametrization), or None."""
 
     # What is going on
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 from attrs import define
 
+from msmon_hooks.attention_calls import attention_functions, given_queries_and_keys, queries_and_keys, will_do
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
 from msmon_hooks.coverage import NOT_FIRED
 from msmon_hooks.guard import logger
+from msmon_hooks.interception import intercept
 from msmon_hooks.l2_features import has_linear_weight, l2_name
-from msmon_hooks.names import tensor_leaves
+from msmon_hooks.momentum import reason_of
 from msmon_hooks.recording import Recording
+from msmon_hooks.registrations import Registrations
+from msmon_hooks.router_logits import gating_of, logits_of, scoring_part
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Sides, Targets
 from msmon_hooks.training_forwards import TrainingForwards
@@ -36,6 +43,8 @@ class _Use:
     micro_step: int = -1
     calls: int = 0
     enabled: bool = True
+    running: bool = False
+    """A call of the module in the training has begun and not ended."""
 
     def row_name(self, step: int, micro_step: int) -> str:
         """The second call in a micro-step is another row than the first."""
@@ -61,6 +70,10 @@ class L2Hooks:
         self._forwards = forwards
         self._call_hooks = call_hooks
         self._hooked: list[tuple[Any, BeforeCall | AfterCall]] = []
+        self._owned = Registrations()
+        self._inside: dict[int, _Use] = {}
+        self._seen_functions: set[FunctionType] = set()
+        self._hint: Callable[[], str] = str
         self._weights: list[_Use] = []
         self._reported: set[str] = set()
 
@@ -69,6 +82,7 @@ class L2Hooks:
         for module, hook in self._hooked:
             self._call_hooks.remove(module, hook)
         self.close()
+        self._hint = partial(will_do, dict(modules))
         for kind, feature in self._recording.request.l2_features.items():
             targets = Targets({name: Sides() for name in feature.modules})
             # Without names every module qualifies by itself for linear_hook, and none for the others.
@@ -86,13 +100,58 @@ class L2Hooks:
                 self._report_unmatched(kind, targets, [name for _, name in modules])
 
     def _add(self, use: _Use) -> None:
-        self._coverage.expect(use.kind, l2_name(use.kind, use.name), NOT_FIRED, stage=use.vpp_stage)
+        maker = self.framework.weight_maker(use.module) if use.kind in _OF_WEIGHTS else None
+        reason = NOT_FIRED if maker is None else "its parametrization was not called in a recorded step"
+        self._coverage.expect(use.kind, l2_name(use.kind, use.name), reason, stage=use.vpp_stage)
+        if maker is not None:
+            self._hook(maker, _Made(self, use))
+            return
         if use.kind in _OF_WEIGHTS:
             self._weights.append(use)
             return
-        hook = _Attention(self, use) if use.kind == "attention_hook" else _Logits(self, use)
-        self._call_hooks.add(use.module, hook)
-        self._hooked.append((use.module, hook))
+        if use.kind == "attention_hook":
+            functions = attention_functions(use.module)
+            if functions:
+                self._look_inside(use, functions)
+            else:
+                self._hook(use.module, _Attention(self, use))
+            return
+        gating = gating_of(use.module)
+        if gating is not None:
+            self._look_inside(use, [gating])
+            return
+        logits = _Logits(self, use)
+        part = scoring_part(use.module, self.framework)
+        if part is not None:
+            self._hook(part, _Scored(self, logits))
+        self._hook(use.module, logits)
+
+    def _hook(self, module: Any, hook: BeforeCall | AfterCall) -> None:
+        self._call_hooks.add(module, hook)
+        self._hooked.append((module, hook))
+
+    def _look_inside(self, use: _Use, functions: Sequence[FunctionType]) -> None:
+        """Have calls of functions seen that the module makes while it runs, with itself as the first argument."""
+        self._inside[id(use.module)] = use
+        self._hook(use.module, _Begins(self, use))
+        self._hook(use.module, _Ends(self, use))
+        for function in functions:
+            if function not in self._seen_functions:
+                self._seen_functions.add(function)
+                self._owned.callback(intercept(function, self._called_inside))
+
+    def _called_inside(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
+        use = self._inside.get(id(args[0])) if args else None
+        if use is not None and use.running and self.clock.sampled and use.enabled:
+            self.guard.run(self._of_inside, use, args, kwargs, result)
+        return result
+
+    def _of_inside(self, use: _Use, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if use.kind == "attention_hook":
+            self.of_call(use, queries_and_keys(args, kwargs), layout="b,s,h,d")
+        else:
+            self.of_call(use, [result])
 
     def _report_unmatched(self, kind: str, targets: Targets, known: list[str]) -> None:
         for text in targets.unmatched(f"l2_targets.{kind}", known):
@@ -107,33 +166,50 @@ class L2Hooks:
             return
         for use in self._weights:
             if use.enabled:
-                self.guard.run(self._of_weight, use)
+                self.guard.run(self._of_weight, use, self.framework.weight(use.module))
 
-    def _of_weight(self, use: _Use) -> None:
-        weight = self.framework.weight(use.module)
+    def weight_made(self, use: _Use, weight: Any) -> None:
+        """A parametrization has computed a weight; the first in a step is read."""
+        in_training = not self.framework.in_backward() and self._forwards.recording(use.vpp_stage)
+        if in_training and use.step != self.clock.step:
+            use.step = self.clock.step
+            self._of_weight(use, weight)
+
+    def _of_weight(self, use: _Use, weight: Any) -> None:
         if weight is None:
-            self._refuse(use, "the module has no weight")
+            self._refuse(use, "the module stores no weight of its own")
         elif self.framework.is_sharded(weight):
             self._refuse(use, "the weight is sharded, and a part does not tell of the whole")
         else:
             self._compute(use, None, l2_name(use.kind, use.name), weight)
 
-    def of_call(self, use: _Use, tensors: list[Any]) -> None:
+    def of_router(self, use: _Use, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, scored: Any) -> None:
+        """A router has returned; `scored`: what the layer inside has given it."""
+        try:
+            logits = logits_of(use.module, args, kwargs, output, scored, self.framework)
+        except ValueError as error:
+            self._refuse(use, str(error))
+        else:
+            self.of_call(use, [logits])
+
+    def of_call(self, use: _Use, tensors: list[Any], **options: Any) -> None:
         """A module is called, or has returned; `tensors` are what its feature looks at."""
         if self.framework.in_backward() or not self._forwards.recording(use.vpp_stage):
             return
         needed = 2 if use.kind == "attention_hook" else 1
         if len(tensors) < needed:
-            self._refuse(use, f"the module has {len(tensors)} tensors, {needed} are needed")
+            hint = f"; {self._hint()}" if use.kind == "attention_hook" else ""
+            self._refuse(use, f"the module has {len(tensors)} tensors, {needed} are needed{hint}")
             return
         micro_step = self.clock.micro_step_of(use.vpp_stage)
-        self._compute(use, micro_step, use.row_name(self.clock.step, micro_step), *tensors[:needed])
+        self._compute(use, micro_step, use.row_name(self.clock.step, micro_step), *tensors[:needed], **options)
 
-    def _compute(self, use: _Use, micro_step: int | None, name: str, *tensors: Any) -> None:
+    def _compute(self, use: _Use, micro_step: int | None, name: str, *tensors: Any, **options: Any) -> None:
         try:
-            numbers = use.compute(*tensors)
-        except (ValueError, TypeError, RuntimeError) as error:
-            self._refuse(use, str(error))
+            numbers = use.compute(*tensors, **options)
+        except Exception as error:  # of these tensors; those of the next module may be of another kind
+            hint = f"; {self._hint()}" if use.kind == "attention_hook" and len(tensors[0].shape) != 4 else ""
+            self._refuse(use, f"{reason_of(error)}{hint}")
             return
         number = self.clock.next_call_id()
         order = (use.index,) if micro_step is None else (number,)
@@ -151,7 +227,22 @@ class L2Hooks:
     def close(self) -> None:
         """Let go of the model."""
         self._hooked.clear()
+        self._owned.close()
+        self._inside.clear()
+        self._seen_functions.clear()
+        self._hint = str
         self._weights.clear()
+
+
+class _Made(AfterCall):
+    def __init__(self, owner: L2Hooks, use: _Use) -> None:
+        super().__init__(owner.guard)
+        self.owner = owner
+        self.use = use
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.owner.clock.sampled and self.use.enabled:
+            self.owner.weight_made(self.use, output)
 
 
 class _Attention(BeforeCall):
@@ -162,8 +253,27 @@ class _Attention(BeforeCall):
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self.owner.clock.sampled and self.use.enabled:
-            tensors = [value for value in (*args, *kwargs.values()) if self.owner.framework.is_tensor(value)]
-            self.owner.of_call(self.use, tensors)
+            self.owner.of_call(self.use, given_queries_and_keys(args, kwargs, self.owner.framework.is_tensor))
+
+
+class _Begins(BeforeCall):
+    def __init__(self, owner: L2Hooks, use: _Use) -> None:
+        super().__init__(owner.guard)
+        self.use = use
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.use.running = True
+
+
+class _Ends(AfterCall):
+    always = True
+
+    def __init__(self, owner: L2Hooks, use: _Use) -> None:
+        super().__init__(owner.guard)
+        self.use = use
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.use.running = False
 
 
 class _Logits(AfterCall):
@@ -171,8 +281,22 @@ class _Logits(AfterCall):
         super().__init__(owner.guard)
         self.owner = owner
         self.use = use
+        self.scored: Any = None
+        """What the layer inside has returned in this call."""
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        scored, self.scored = self.scored, None
         if self.owner.clock.sampled and self.use.enabled:
-            tensors = [tensor for _, tensor in tensor_leaves(output, self.owner.framework.is_tensor)]
-            self.owner.of_call(self.use, tensors)
+            self.owner.of_router(self.use, args, kwargs, output, scored)
+
+
+class _Scored(AfterCall):
+    def __init__(self, owner: L2Hooks, logits: _Logits) -> None:
+        super().__init__(owner.guard)
+        self.owner = owner
+        self.logits = logits
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.owner.clock.sampled:
+            with contextlib.suppress(ValueError):
+                self.logits.scored = logits_of(module, args, kwargs, output, None, self.owner.framework)

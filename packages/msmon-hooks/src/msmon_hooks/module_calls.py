@@ -98,9 +98,8 @@ def output_leaves(site: Site, number: int, output: Any, is_tensor: IsTensor) -> 
     if is_tensor(output):
         return [(site.row_name(number, "output", ()), 0, output)]
     parts = elements(output) or []
-    found: list[tuple[Path, int, Any]] = []
-    for position, (key, value) in enumerate(parts):
-        found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (key,))]
+    positions = {key: position for position, (key, _) in enumerate(parts)}
+    found = [(path, positions[path[0]], tensor) for path, tensor in tensor_leaves(output, is_tensor)]
     if isinstance(output, tuple | list) and [path for path, _, _ in found] == [("0",)] and len(parts) == 1:
         found = [((), 0, found[0][2])]
     return [(site.row_name(number, "output", path), position, tensor) for path, position, tensor in found]

@@ -22,7 +22,7 @@ from msmon_hooks.training_forwards import TrainingForwards
 
 _NOT_CALLED = (
     "no call of a module was seen in a recorded step: where a function that is compiled as a whole (by torch.compile, "
-    "by jit) calls the model, nothing of its modules is recorded"
+    "by jit) or transformed (by torch.func) calls the model, nothing of its modules is recorded"
 )
 
 

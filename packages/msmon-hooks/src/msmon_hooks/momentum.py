@@ -120,8 +120,8 @@ class MomentumHooks:
                 if shapes[0] != shapes[1]:
                     raise ValueError(f"moments {tuple(shapes[0])} and {tuple(shapes[1])} differ in shape")
                 counts = adam_histograms(first, second, step=settings.step, betas=settings.betas, eps=settings.eps)
-            except ValueError as error:
-                self._miss(ADAM_HISTOGRAM, weight, str(error))
+            except Exception as error:  # of this parameter
+                self._miss(ADAM_HISTOGRAM, weight, reason_of(error))
                 continue
             self._miss(ADAM_HISTOGRAM, weight, None)
             refs.append(self._ref(ADAM_HISTOGRAM, weight, self._recording.framework.dtype(first)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msmon_hooks.activation_gradients import ActivationGradients
+from msmon_hooks.call_hooks import AfterCall, CallHooks
 from msmon_hooks.collective_rows import CollectiveRows
 from msmon_hooks.events import StepEnd
 from msmon_hooks.framework_hooks import FrameworkHooks
@@ -17,13 +18,15 @@ from msmon_hooks.module_structs import StructureHooks
 from msmon_hooks.modules import ModuleHooks
 from msmon_hooks.momentum import DIRECTION, MomentumHooks
 from msmon_hooks.optimizer_steps import OptimizerSteps
-from msmon_hooks.parameters import shortened, split_by_request
+from msmon_hooks.parameters import Weight, shortened, split_by_request
 from msmon_hooks.recording import Recording
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import Request
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.training_forwards import TrainingForwards
 from msmon_hooks.weights import WeightHooks
+
+_LAZY = "its lazy module has not run yet, so it has no shape"
 
 Modules = Mapping[tuple[int, str], Any]
 """Stage and plain name to module."""
@@ -61,7 +64,7 @@ class Readers:
         self._call_hooks = hooks.call_hooks()
         self._module_names = ShortNames(enabled=request.short_names)
         self._weight_names = ShortNames(enabled=request.short_names)
-        self._all_weights = source.weights()
+        self._all_weights, self._lazy = self._named_weights()
         self._momentum: MomentumHooks | None = None
         self._parameters = guards("parameters")
         forwards = self.forwards = TrainingForwards(recording, models, guards("micro-steps", self._micro_steps_failed))
@@ -126,6 +129,12 @@ class Readers:
         if self._features is not None:
             self._features.guard.run(self._features.attach, modules, self._module_names)
 
+    def _named_weights(self) -> tuple[list[Weight], list[Weight]]:
+        """The parameters as they are now, and those of lazy modules that have no shape yet."""
+        weights, is_initialized = self._source.weights(), self.recording.framework.is_initialized
+        lazy = [weight for weight in weights if not is_initialized(weight.parameter)]
+        return [weight for weight in weights if weight not in lazy], lazy
+
     def _attach_weights(self) -> None:
         request, source = self.recording.request, self._source
         self.weights = self._momentum = None
@@ -135,7 +144,8 @@ class Readers:
         if not wanted and request.adam_histograms is None:
             return
         taken, left_out = split_by_request(self._all_weights, request.targets, source.trains)
-        for weight, reason in left_out:
+        not_yet, _ = split_by_request(self._lazy, request.targets, lambda weight: True)
+        for weight, reason in [*left_out, *((weight, _LAZY) for weight in not_yet)]:
             for data_type in wanted:
                 name = self._weight_names(weight.vpp_stage, weight.name)
                 self.recording.coverage.explain(data_type, name, reason, stage=weight.vpp_stage)
@@ -183,6 +193,9 @@ class Readers:
                 guard.run(changes.check)
 
         self.forwards.before.append(check)
+        if self._lazy:
+            for model in self._models:
+                self._call_hooks.add(model, _FirstForwardEnds(guard, self._call_hooks, changes.check))
 
     def _model_changed(self) -> None:
         self._call_hooks.refresh()
@@ -190,9 +203,11 @@ class Readers:
         # Engines keep parameters of their own under the model's names.
         if self._source.engine == "plain":
             self._source = self._hooks.find_source(self._models, self._source.optimizer, self.recording)
-            self._all_weights = self._source.weights()
+            self._all_weights, self._lazy = self._named_weights()
             self._of_weights.close()
             self._attach_weights()
+            if self.recording.request.on_parameters is not None:
+                self.recording.request.on_parameters(self.describe())
 
     # What is read
 
@@ -266,6 +281,19 @@ class Readers:
         recording = self.recording
         found_inf = recording.loss_scale.found_inf() if recording.clock.sampled else None
         return None if found_inf is None else recording.observer.put(found_inf.reshape(1))
+
+
+class _FirstForwardEnds(AfterCall):
+    """The first forward has given the parameters of lazy modules their shapes: its backward is recorded already."""
+
+    def __init__(self, guard: Guarded, calls: CallHooks, check: Callable[[], None]) -> None:
+        super().__init__(guard)
+        self.calls = calls
+        self.check = check
+
+    def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.calls.remove(module, self)
+        self.check()
 
 
 def _wanted_types(request: Request) -> list[str]:

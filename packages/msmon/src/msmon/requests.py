@@ -19,6 +19,7 @@ def make_request(
     process_groups: Any = None,
     on_structure: Callable[[dict[str, Any]], None],
     on_stacks: Callable[[dict[str, str]], None],
+    on_parameters: Callable[[list[dict[str, Any]]], None] | None = None,
 ) -> Request:
     """The request of a configuration.
 
@@ -28,6 +29,7 @@ def make_request(
         process_groups: ranks that hold the same tensors, as the framework's hooks describe them.
         on_structure: receives the document of `print_struct`.
         on_stacks: receives the stacks of `stack_info`.
+        on_parameters: receives the parameters of a model that has changed.
     """
     return Request(
         targets=make_targets(config),
@@ -45,6 +47,7 @@ def make_request(
         l2_features=_l2_features(config) if config.recording_l2_features else {},
         on_structure=on_structure if config.print_struct else None,
         on_stacks=on_stacks if config.stack_info and "csv" in config.format else None,
+        on_parameters=on_parameters,
         collectives=_collectives(config.cc_distribution) if config.cc_distribution.enable else None,
         ends_program=ends_program(config),
     )

@@ -94,6 +94,7 @@ class Session:
             process_groups=process_groups,
             on_structure=self._on_structure,
             on_stacks=self._on_stacks,
+            on_parameters=self._on_parameters,
         )
 
     def begin(self, attachment: Any) -> None:
@@ -122,6 +123,13 @@ class Session:
             group_mates=process.pipeline,
             on_failure=self.coverage.switched_off,
         )
+
+    def _on_parameters(self, tensors: list[dict[str, Any]]) -> None:
+        # Those that are gone have rows too.
+        present = {(entry["vpp_stage"], entry["name"]) for entry in tensors}
+        gone = [one for one in self.pipeline.run_info["tensors"] if (one["vpp_stage"], one["name"]) not in present]
+        self.pipeline.run_info["tensors"] = [*tensors, *gone]
+        self.pipeline.begin()
 
     def _on_structure(self, document: dict[str, Any]) -> None:
         write_structure(self._process.output_dir, self._process.rank, document)

@@ -59,6 +59,14 @@ class MindSporeFramework:
             return False
         return bool(getattr(tensor, "_requires_grad", True)) and is_recording()
 
+    def is_floating(self, tensor: Any) -> bool:
+        return "float" in str(tensor.dtype).lower()
+
+    def linear(self, inputs: Any, weight: Any, bias: Any) -> Any:
+        inputs, weight = (mindspore.ops.stop_gradient(one).astype(mindspore.float32) for one in (inputs, weight))
+        product = mindspore.ops.matmul(inputs, weight.swapaxes(0, 1))
+        return product if bias is None else product + mindspore.ops.stop_gradient(bias)
+
     def is_leaf(self, tensor: Any) -> bool:
         return bool(getattr(tensor, "_is_leaf", False))
 
@@ -71,6 +79,9 @@ class MindSporeFramework:
 
     def is_sharded(self, tensor: Any) -> bool:
         return False
+
+    def is_initialized(self, parameter: Any) -> bool:
+        return True
 
     def is_called(self, module: Any) -> bool:
         if isinstance(module, nn.Cell):
@@ -89,10 +100,20 @@ class MindSporeFramework:
         return dict.fromkeys(inside, "inside a Cell compiled by jit")
 
     def weight(self, module: Any) -> Any:
-        for name in ("weight", "wg"):
-            weight = getattr(module, name, None)
-            if self.is_tensor(weight):
-                return weight
+        found = (self.stored(module, name) for name in ("weight", "wg"))
+        return next((weight for weight in found if weight is not None), None)
+
+    def stored(self, module: Any, name: str) -> Any:
+        # Not through the attribute, which may be a property.
+        own = vars(module)
+        places = (own, *(own.get(place, {}) for place in ("_params", "_parameters", "_buffers")))
+        return next((place[name] for place in places if self.is_tensor(place.get(name))), None)
+
+    def children(self, module: Any) -> Iterable[Any]:
+        own = vars(module)
+        return [child for place in ("_cells", "_modules") for child in own.get(place, {}).values() if child is not None]
+
+    def weight_maker(self, module: Any) -> Any:
         return None
 
     def is_training(self, root: Any) -> bool:

@@ -14,7 +14,7 @@ from msmon_hooks.events import Observer, StepEnd
 from msmon_hooks.framework_hooks import FrameworkHooks
 from msmon_hooks.request import Request
 from msmon_hooks.torch.adam import AdamGroups
-from msmon_hooks.torch.call_hooks import CallHooks
+from msmon_hooks.torch.call_hooks import CallHooks, prepare
 from msmon_hooks.torch.collectives import CollectiveHooks
 from msmon_hooks.torch.directions import agreement
 from msmon_hooks.torch.framework import TORCH
@@ -42,6 +42,7 @@ HOOKS = FrameworkHooks(
     adam_settings=lambda optimizer: AdamGroups(optimizer).settings,
     agreement=agreement,
     model_changes=ModelChanges,
+    prepare=prepare,
 )
 
 

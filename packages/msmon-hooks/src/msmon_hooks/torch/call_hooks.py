@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -11,26 +12,16 @@ from torch import nn
 
 from msmon_hooks.call_hooks import AfterCall, BeforeCall
 from msmon_hooks.hooks import Hook
+from msmon_hooks.interception import intercept
+from msmon_hooks.recording import Recording
 from msmon_hooks.registrations import Registrations, Removable
-
-
-def _find_is_compiling() -> Callable[[], bool]:
-    if hasattr(torch.compiler, "is_compiling"):
-        return torch.compiler.is_compiling
-    from torch._dynamo import is_compiling
-
-    return is_compiling
-
-
-is_compiling = _find_is_compiling()
-"""Whether torch.compile is tracing the code that asks. It is a constant for the tracer: the code behind it leaves
-nothing in the compiled graph, no break, no guard."""
+from msmon_hooks.torch.passes import is_apart, is_compiling
 
 
 class _Registered(Hook):
-    """What a module holds of a hook.
+    """What a module holds of a hook. In passes beside the training it does nothing.
 
-    Traced by torch.compile it does nothing. A graph break at every module would show the tensors, but it also takes
+    So it is where torch.compile traces. A graph break at every module would show the tensors, but it also takes
     apart what the compiler fuses, and with it changes the losses (seen in bfloat16).
     """
 
@@ -43,7 +34,7 @@ class _Registered(Hook):
 
 class _Before(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_compiling() and not self.muted:
+        if not is_compiling() and not self.muted and not is_apart(args, kwargs):
             self.hook(module, args, kwargs, None)
 
 
@@ -51,7 +42,9 @@ class _After(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
         # torch leaves the keyword arguments out where the module raised.
         if not is_compiling() and not self.muted:
-            self.hook(module, args, rest[0] if len(rest) > 1 else {}, rest[-1])
+            kwargs = rest[0] if len(rest) > 1 else {}
+            if not is_apart(args, kwargs):
+                self.hook(module, args, kwargs, rest[-1])
 
 
 @define(slots=True, eq=False)
@@ -108,7 +101,7 @@ class CallHooks:
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
-                if is_compiling():
+                if is_compiling() or is_apart(args, kwargs):
                     return original(*args, **kwargs)
                 return _call(watched, original, args, kwargs)
 
@@ -143,3 +136,33 @@ def _call(watched: _Watched, original: Callable[..., Any], args: tuple[Any, ...]
             if isinstance(hook, AfterCall) and (returned or hook.always):
                 hook(watched.module, args, kwargs, output)
     return output
+
+
+def prepare(models: Sequence[nn.Module], recording: Recording, registrations: Registrations) -> None:
+    """Have `torch.jit.script` compile modules without hooks of this package, which it would refuse, until the
+    registrations are closed."""
+    if isinstance(torch.jit.script, FunctionType):
+        registrations.callback(intercept(torch.jit.script, _script_without_hooks))
+
+
+def _script_without_hooks(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    modules = [
+        module for value in (*args, *kwargs.values()) if isinstance(value, nn.Module) for module in value.modules()
+    ]
+    hidden = [
+        (hooks, dict(hooks))
+        for module in modules
+        for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        if any(isinstance(hook, _Registered) for hook in hooks.values())
+    ]
+    try:
+        for hooks, everything in hidden:
+            for number, hook in everything.items():
+                if isinstance(hook, _Registered):
+                    del hooks[number]
+        return original(*args, **kwargs)
+    finally:
+        for hooks, everything in hidden:
+            # In place and in their order: what takes a hook off looks for it in this dictionary.
+            hooks.clear()
+            hooks.update(everything)

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Removable
 from msmon_hooks.torch.backward import in_backward, segment_number
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
+
+_WEIGHTS = ("weight", "wg")
 
 
 class TorchFramework:
@@ -51,6 +54,13 @@ class TorchFramework:
             return tensor.shape, dtype, tensor.requires_grad
         return self.shape(tensor), self.dtype(tensor), tensor.requires_grad
 
+    def is_floating(self, tensor: torch.Tensor) -> bool:
+        return tensor.dtype.is_floating_point
+
+    def linear(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+            return nn.functional.linear(inputs.float(), weight.float(), None if bias is None else bias.float())
+
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
 
@@ -62,6 +72,9 @@ class TorchFramework:
 
     def is_sharded(self, tensor: torch.Tensor) -> bool:
         return mesh_shard(tensor) is not None
+
+    def is_initialized(self, parameter: torch.Tensor) -> bool:
+        return not is_lazy(parameter)
 
     def is_called(self, module: nn.Module) -> bool:
         # What torch.compile returns has its forward in the object.
@@ -75,11 +88,31 @@ class TorchFramework:
         return dict.fromkeys(inside, "inside a region compiled by torch.compile")
 
     def weight(self, module: nn.Module) -> torch.Tensor | None:
-        for name in ("weight", "wg"):
-            weight = getattr(module, name, None)
-            if isinstance(weight, torch.Tensor):
-                return weight
+        # Not through the attribute, which may be a property: that of a parametrized weight computes it anew, and a
+        # power iteration that nobody else asked for changes the training.
+        maker = self.weight_maker(module)
+        if maker is not None:
+            stored = [value for value in maker._parameters.values() if value is not None and not is_lazy(value)]
+            return max(stored, key=lambda value: value.numel(), default=None)
+        found = (self.stored(module, name) for name in _WEIGHTS)
+        return next((weight for weight in found if weight is not None), None)
+
+    def stored(self, module: nn.Module, name: str) -> torch.Tensor | None:
+        for place in (module.__dict__, module._parameters, module._buffers):
+            # Not by key: containers of engines gather what is asked for.
+            value = next((value for key, value in place.items() if key == name), None)
+            if isinstance(value, torch.Tensor) and not is_lazy(value):
+                return value
         return None
+
+    def children(self, module: nn.Module) -> Iterable[nn.Module]:
+        return [child for child in module._modules.values() if child is not None]
+
+    def weight_maker(self, module: nn.Module) -> nn.Module | None:
+        parametrizations = module._modules.get("parametrizations")
+        if not isinstance(parametrizations, nn.ModuleDict):
+            return None
+        return next((parametrizations[name] for name in _WEIGHTS if name in parametrizations), None)
 
     def is_training(self, root: nn.Module) -> bool:
         return root.training and torch.is_grad_enabled()

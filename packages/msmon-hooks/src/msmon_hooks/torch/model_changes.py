@@ -68,7 +68,8 @@ class ModelChanges:
             yield module, module.__dict__.get("_compiled_call_impl") is not None
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    yield parameter, parameter.requires_grad
+                    # One of a lazy module stays the same object and gets another type.
+                    yield parameter, (parameter.requires_grad, type(parameter))
             for child in module._modules.values():
                 if child is not None and id(child) not in seen:
                     seen.add(id(child))

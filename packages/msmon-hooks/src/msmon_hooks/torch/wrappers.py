@@ -36,10 +36,10 @@ def wrapper_prefix(model: nn.Module) -> str:
     """
     prefix = ""
     while _is_wrapper(model):
-        inner = next((name for name in _INNER if isinstance(getattr(model, name, None), nn.Module)), None)
-        if inner is None:
+        found = [(name, inner) for name in _INNER if (inner := model._modules.get(name)) is not None]
+        if not found:
             break
-        prefix, model = f"{prefix}{inner}.", getattr(model, inner)
+        prefix, model = f"{prefix}{found[0][0]}.", found[0][1]
     return prefix
 
 

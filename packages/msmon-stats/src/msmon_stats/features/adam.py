@@ -37,7 +37,7 @@ def adam_update(
     (0.5, 1.0)
     """
     xp: Math = backend_of(exp_avg).MATH
-    exp_avg, exp_avg_sq = xp.plain(exp_avg), xp.plain(exp_avg_sq)
+    exp_avg, exp_avg_sq = xp.real(exp_avg), xp.real(exp_avg_sq)
     with xp.quiet(exp_avg):
         return _update(xp, exp_avg, exp_avg_sq, _corrections(xp, step, betas), eps)
 
@@ -62,7 +62,7 @@ def adam_histograms(
     """
     xp: Math = backend_of(exp_avg).MATH
     edges = check_edges(edges)
-    exp_avg, exp_avg_sq = xp.plain(exp_avg), xp.plain(exp_avg_sq)
+    exp_avg, exp_avg_sq = xp.real(exp_avg), xp.real(exp_avg_sq)
     with xp.quiet(exp_avg):
         corrections = _corrections(xp, step, betas)
         total = xp.constant((0.0,) * (2 * (len(edges) + 4)), exp_avg).reshape(2, -1)
@@ -74,7 +74,7 @@ def adam_histograms(
 def _corrections(xp: Math, step: Any, betas: tuple[Any, Any]) -> tuple[Any, Any]:
     """The factors that undo the bias of moments that began at 0."""
     if not isinstance(step, (int, float)):
-        step = xp.wide(xp.plain(step))
+        step = xp.wide(xp.real(step))
     return 1.0 - betas[0] ** step, 1.0 - betas[1] ** step
 
 

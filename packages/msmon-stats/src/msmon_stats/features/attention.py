@@ -39,7 +39,7 @@ def attention_features(query: Any, key: Any, layout: str = "s,b,h,d") -> Any:
     xp: Math = backend_of(query).MATH
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is not one of {', '.join(map(repr, LAYOUTS))}")
-    query, key = xp.plain(query), xp.plain(key)
+    query, key = xp.real(query), xp.real(key)
     for name, tensor in (("query", query), ("key", key)):
         if len(tensor.shape) != 4 or 0 in tuple(tensor.shape):
             raise ValueError(f"{name} must be 4-D ({layout}) with elements, not of shape {tuple(tensor.shape)}")

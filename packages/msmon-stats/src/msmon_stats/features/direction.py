@@ -28,7 +28,7 @@ def sign_agreement(gradient: Any, momentum: Any) -> Any:
     0.625
     """
     xp: Math = backend_of(gradient).MATH
-    gradient, momentum = xp.plain(gradient), xp.plain(momentum)
+    gradient, momentum = xp.real(gradient), xp.real(momentum)
     if tuple(gradient.shape) != tuple(momentum.shape):
         raise ValueError(f"gradient {tuple(gradient.shape)} and momentum {tuple(momentum.shape)} differ in shape")
     count = math.prod(gradient.shape)

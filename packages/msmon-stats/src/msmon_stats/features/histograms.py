@@ -33,7 +33,7 @@ def histogram(tensor: Any, edges: Sequence[float]) -> Any:
     """
     xp: Math = backend_of(tensor).MATH
     edges = check_edges(edges)
-    tensor = xp.plain(tensor)
+    tensor = xp.real(tensor)
     with xp.quiet(tensor):
         total = xp.constant((0.0,) * (len(edges) + 4), tensor)
         for (part,) in xp.chunks(tensor):

@@ -45,6 +45,13 @@ class Math:
     bincount: Callable[[Any, int], Any]
     """How often each of the indices 0 to n - 1 occurs, float64."""
 
+    def real(self, tensor: Any) -> Any:
+        """The values as `plain` gives them; `ValueError` for complex ones, whose imaginary part would be lost."""
+        values = self.plain(tensor)
+        if "complex" in str(values.dtype).lower():
+            raise ValueError(f"values of dtype {values.dtype} are complex; what is computed here is made for real ones")
+        return values
+
     def chunks(self, *tensors: Any) -> Iterator[tuple[Any, ...]]:
         """Flat pieces of tensors of equal size, so that temporaries stay small."""
         flat = [tensor.reshape(-1) for tensor in tensors]

@@ -30,7 +30,7 @@ def router_similarity(weight: Any) -> Any:
     0.0
     """
     xp: Math = backend_of(weight).MATH
-    weight = xp.plain(weight)
+    weight = xp.real(weight)
     if len(weight.shape) != 2:
         raise ValueError(f"a router weight must be 2-D, not of shape {tuple(weight.shape)}")
     with xp.quiet(weight):
@@ -49,6 +49,8 @@ def router_similarity(weight: Any) -> Any:
 def router_entropy(logits: Any) -> Any:
     """Mean over tokens of the entropy of `softmax(logits)`, in nats.
 
+    Probabilities are taken as such: values none of which is below 0, and that add up to 1 for every token.
+
     Args:
         logits: `[..., experts]`; an expert that is masked with -inf has the probability 0.
 
@@ -63,7 +65,7 @@ def router_entropy(logits: Any) -> Any:
     2.0794
     """
     xp: Math = backend_of(logits).MATH
-    logits = xp.plain(logits)
+    logits = xp.real(logits)
     if len(logits.shape) == 0 or logits.shape[-1] == 0:
         raise ValueError(f"logits must be [..., experts], not of shape {tuple(logits.shape)}")
     experts = int(logits.shape[-1])
@@ -73,5 +75,16 @@ def router_entropy(logits: Any) -> Any:
     with xp.quiet(logits):
         table = logits.reshape(tokens, experts)
         rows = max(1, _LOGITS // experts)
-        parts = (xp.single(table[start : start + rows]) for start in range(0, tokens, rows))
-        return sum(xp.sum(entropy_and_largest(xp, part)[0]) for part in parts) / tokens
+        softmax: Any = 0.0
+        given: Any = 0.0
+        distributions: Any = 0.0
+        for start in range(0, tokens, rows):
+            part = xp.single(table[start : start + rows])
+            softmax = softmax + xp.sum(entropy_and_largest(xp, part)[0])
+            wide = xp.wide(part)
+            given = given - xp.sum(wide * xp.log(xp.where(wide > 0.0, wide, wide * 0.0 + 1.0)))
+            sums = xp.sum(wide, -1)
+            # 1 up to the rounding of bfloat16.
+            adds_up = xp.wide(sums > 0.99) * xp.wide(sums < 1.01)
+            distributions = distributions + xp.sum(adds_up * xp.wide(-xp.largest(-wide, -1) >= 0.0))
+        return xp.where(distributions == tokens, given, softmax) / tokens

@@ -39,7 +39,7 @@ def linear_features(weight: Any) -> Any:
     [1.25, 4.0]
     """
     xp: Math = backend_of(weight).MATH
-    weight = xp.plain(weight)
+    weight = xp.real(weight)
     if len(weight.shape) != 2 or 0 in tuple(weight.shape):
         raise ValueError(f"a weight must be 2-D with elements, not of shape {tuple(weight.shape)}")
     with xp.quiet(weight):

@@ -11,6 +11,7 @@ from msmon_hooks.gradients import OnReady
 from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.parameters import Weight
+from msmon_hooks.torch.passes import is_apart
 
 
 class Accumulated(Hook):
@@ -31,5 +32,7 @@ class Accumulated(Hook):
         self.complete = complete
 
     def fire(self, parameter: torch.Tensor) -> None:
-        if self.on_ready.wanted and parameter.grad is not None and (weight := self.weight()) is not None:
+        if not self.on_ready.wanted or parameter.grad is None or is_apart((), {}):
+            return
+        if (weight := self.weight()) is not None:
             self.on_ready([(weight, parameter.grad)], complete=self.complete())

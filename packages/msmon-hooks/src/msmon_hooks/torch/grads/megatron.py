@@ -261,7 +261,7 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _is_data_parallel(module: nn.Module) -> bool:
-    return callable(getattr(module, "start_grad_sync", None)) and callable(getattr(module, "finish_grad_sync", None))
+    return all(callable(getattr(type(module), name, None)) for name in ("start_grad_sync", "finish_grad_sync"))
 
 
 def _buckets_of(module: Any) -> list[_Bucket]:
