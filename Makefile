@@ -27,6 +27,7 @@ venv: .venv/.ready .venv-mindspore/.ready
 	$(PYTHON) -m venv .venv-trainers
 	.venv-trainers/bin/python -m pip install -q --upgrade "pip>=25.1"
 	.venv-trainers/bin/python -m pip install -q --group trainers
+	.venv-trainers/bin/python -m pip install -q --no-deps --group trainers-alone
 	.venv-trainers/bin/python -m pip install -q --no-deps $(EDITABLE)
 	touch $@
 

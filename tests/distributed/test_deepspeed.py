@@ -120,9 +120,9 @@ def test_frozen_parameter(ranks, tmp_path):
     for stage in (2, 3):
         folder = tmp_path / str(stage)
         ranks.run("deepspeed_zero", "proof", output=str(folder), stage=stage, frozen="fc1.weight")
-        missing = coverage(folder / "all", 0)["missing"]
-        assert {entry["name"] for entry in missing} == {"fc1.weight"}
-        assert {entry["reason"] for entry in missing} == {"frozen"}
+        found = coverage(folder / "all", 0)
+        assert found["missing"] == []
+        assert {(entry["name"], entry["kind"]) for entry in found["apart"]} == {("fc1.weight", "frozen")}
 
 
 @pytest.mark.parametrize(("stage", "inner_optimizer"), [(1, False), (2, True), (3, False)])

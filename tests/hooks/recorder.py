@@ -88,11 +88,11 @@ class Monitored:
         self.attachment: Attachment = attach(models, optimizer, asked, self.clock, self.recorder, self.coverage)
 
     def missing(self) -> dict[tuple[str, str], str]:
-        """What coverage says is missing, with the reason."""
+        """What coverage says is missing or counts apart, with the reason."""
         for data_type, name, _, _ in self.recorder.rows:
             self.coverage.saw(data_type, [name])
-        entries = self.coverage.to_dict()["missing"]
-        return {(entry["data_type"], entry["name"]): entry["reason"] for entry in entries}
+        document = self.coverage.to_dict()
+        return {(one["data_type"], one["name"]): one["reason"] for one in (*document["missing"], *document["apart"])}
 
     @property
     def notes(self) -> list[str]:

@@ -253,7 +253,9 @@ def test_targets_frozen_weights_and_optimizers_of_some():
     hooks.close()
     assert recorder.names("actv") == ["0.input", "0.output", "1.output", "2.input", "2.output"]
     assert recorder.names("grad_reduced") == ["0.bias", "1.weight", "1.bias"]
-    reasons = {(e["name"], e["reason"]) for e in coverage.to_dict()["missing"] if e["data_type"] == "grad_reduced"}
+    document = coverage.to_dict()
+    entries = [*document["missing"], *document["apart"]]
+    reasons = {(e["name"], e["reason"]) for e in entries if e["data_type"] == "grad_reduced"}
     # Nobody has told the coverage of rows here.
     assert {entry for entry in reasons if entry[1] != "no gradient"} == {
         ("0.weight", "frozen"),

@@ -5,6 +5,7 @@ status. The folder of an ending is ``<folder>/<ending>``.
 """
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -49,6 +50,7 @@ class Batches(torch.utils.data.Dataset):
 
 
 def train(folder: Path, ending: str) -> None:
+    logging.basicConfig(level=logging.INFO)
     os.environ["MONITOR_OUTPUT_DIR"] = str(folder / "out")
     config = folder / "config.json"
     config.write_text(json.dumps(CONFIG))

@@ -114,7 +114,8 @@ def test_training_is_unchanged_and_complete(way, name, write_config, output_dir)
     assert found["seen"]["actv"] == 8
     # The momentum of SGD is no average: it has rows under its own name.
     momentum = {"mint.SGD": "momentum_buf", "nn.Momentum": "moments"}.get(name)
-    reasons = {entry["reason"] for entry in found["missing"]}
+    assert found["missing"] == []
+    reasons = {entry["reason"] for entry in found["apart"]}
     expected = {f"nothing named {one}; its state has {momentum}" for one in ("exp_avg", "exp_avg_sq")}
     assert reasons == (expected if momentum else set())
     directory = run_dir(output_dir)
@@ -343,7 +344,7 @@ def test_an_adapter_with_torchs_interface(write_config, output_dir):
     assert not any(part.before or part.after for part in (model, *parts.values()))
     assert "step" not in vars(optimizer)
     found = coverage(output_dir)
-    assert {entry["data_type"] for entry in found["missing"]} == {"exp_avg", "exp_avg_sq"}
+    assert {entry["data_type"] for entry in found["apart"]} == {"exp_avg", "exp_avg_sq"}
     assert found["seen"]["actv"] == 8
     directory = run_dir(output_dir)
     for data_type in ("grad_unreduced", "grad_reduced"):

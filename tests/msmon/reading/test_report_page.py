@@ -123,6 +123,18 @@ def test_missing_tensors_notes_and_skipped_steps_are_said(tmp_path: Path) -> Non
     assert panel(meta, "anomalies")["title"] == "Anomalies: none"
 
 
+def test_a_data_type_without_rows_is_said_first(tmp_path: Path) -> None:
+    apart = [{"data_type": "actv_grad", "name": "w", "reason": "why", "kind": "never called as a module"}]
+    coverage = {"seen": {"actv": 1}, "without_rows": {"actv_grad": "it failed"}, "apart": apart}
+    write_rank(tmp_path, {"actv": [(0, "b.output", 0, 1.0)]}, coverage=coverage)
+    write_report(tmp_path, tmp_path / "r.html")
+    first = meta_of((tmp_path / "r.html").read_text())["panels"][0]
+    assert (first["id"], first["title"]) == ("coverage", "Coverage: no actv_grad")
+    assert first["text"][0] == "No actv_grad: it failed."
+    assert "Counted apart: 1 never called as a module." in first["text"]
+    assert first["rows"] == [["actv_grad", "w", "why (apart)", 1]]
+
+
 def test_no_name_can_become_markup_and_nothing_is_loaded(tmp_path: Path) -> None:
     for name, factor in (("a", 1.0), ("b", 2.0)):
         rows = {"actv": [(s, f"{evil}.output", 0, factor * (1.0 + s)) for s in range(3) for evil in EVIL]}

@@ -21,7 +21,7 @@ def test_summary_of_a_training_with_a_fault(trained: Callable[[str], Path], caps
     peak = types["param_origin"].peaks[0]
     assert (peak.tensor.name, peak.step, peak.rank) == ("blocks.2.mlp.fc.weight", 5, 1)
     assert summary.anomalies.first[0].tensor.name == "blocks.2.mlp.fc.weight"
-    assert not summary.missing
+    assert not summary.coverage.missing
     assert main(["show", str(trained("nan"))]) == 0
     out = capsys.readouterr().out
     assert "2 ranks" in out
@@ -55,6 +55,40 @@ def test_largest_values_missing_tensors_and_old_anomalies(tmp_path: Path, capsys
     assert "grad_reduced: d[red], e: no gradient" in out
     assert "Anomalies: 2 in 2 steps from 2 to 3" in out
     assert out.index("acc_grad") < out.index("Rule AnomalyNan")
+
+
+def test_a_data_type_without_rows_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"grad_reduced": [(0, "a", 1.0)]}
+    note = "activations: switched off after OSError: no"
+    frozen = {"data_type": "grad_reduced", "reason": "frozen", "kind": "frozen"}
+    coverage = {
+        "expected": {"grad_reduced": 1},
+        "seen": {"grad_reduced": 1},
+        "without_rows": {"actv": note},
+        "missing": [],
+        "apart": [{**frozen, "name": f"w{n}"} for n in range(5)],
+        "switched_off": ["activations"],
+        "notes": [note],
+    }
+    write_rank(tmp_path / "one", rows, coverage=coverage)
+    assert main(["show", str(tmp_path / "one")]) == 0
+    out = capsys.readouterr().out
+    assert "Nothing is missing" not in out
+    assert out.splitlines()[2] == f"No actv: {note}"
+    assert "Counted apart: 5 frozen" in out
+    assert "grad_reduced: w0, w1, w2 and 2 more: frozen" in out
+    # Another rank has rows of it.
+    write_rank(tmp_path / "one", {"actv": [(0, "b.output", 0, 1.0)]}, rank=1, coverage={"seen": {"actv": 1}})
+    assert main(["show", str(tmp_path / "one")]) == 0
+    out = capsys.readouterr().out
+    assert "No actv" not in out
+    assert "Switched off: activations" in out
+    # Runs of before say it only by what is missing.
+    missing = [{"data_type": "actv", "name": "x", "reason": "hook did not fire"}]
+    old = {"expected": {"actv": 1, "grad_reduced": 1}, "seen": {"actv": 0, "grad_reduced": 1}, "missing": missing}
+    write_rank(tmp_path / "old", rows, coverage=old)
+    assert main(["show", str(tmp_path / "old")]) == 0
+    assert "No actv: hook did not fire" in capsys.readouterr().out
 
 
 def test_a_mean_is_largest_by_magnitude_and_a_minimum_by_depth(tmp_path: Path) -> None:

@@ -65,6 +65,9 @@ class Framework(Protocol):
     def unseen(self, modules: Iterable[Any]) -> dict[int, str]:
         """`id` of modules whose calls no hook sees, with the reason."""
 
+    def runs_compiled(self) -> bool:
+        """Whether compiled code may run here that calls modules of which `unseen` does not know."""
+
     def weight(self, module: Any) -> Any:
         """The module's weight (`weight`, or `wg` of a router) as it is stored, or None: no property is asked, which
         might compute something. Of a weight that is computed at each call: the largest tensor it is computed of."""

@@ -158,7 +158,7 @@ class L2Hooks:
             if text not in self._reported:
                 self._reported.add(text)
                 logger.warning("%s", text)
-                self._coverage.note(text)
+                self._coverage.note(text, (kind,))
 
     def step_begins(self) -> None:
         """Weights are read before the update, like those of `param_origin`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,16 +11,18 @@ from attrs import define
 
 from msmon_hooks.activation_gradients import INPUT, OUTPUT, ActivationGradients
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
-from msmon_hooks.coverage import NOT_FIRED
+from msmon_hooks.coverage import NOT_CALLED, NOT_FIRED
 from msmon_hooks.events import TensorRef
 from msmon_hooks.guard import logger
 from msmon_hooks.module_calls import Leaf, ModuleCall, Site, element_count, input_leaves, output_leaves, selected
+from msmon_hooks.parameters import Weight
 from msmon_hooks.recording import Recording
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Sides
 from msmon_hooks.training_forwards import TrainingForwards
+from msmon_hooks.uncalled_modules import uses_of
 
-_NOT_CALLED = (
+_NO_CALL = (
     "no call of a module was seen in a recorded step: where a function that is compiled as a whole (by torch.compile, "
     "by jit) or transformed (by torch.func) calls the model, nothing of its modules is recorded"
 )
@@ -85,6 +87,7 @@ class ModuleHooks:
         self._open = _OpenCalls()
         self._numbering = threading.Lock()
         self._called = self._explained = False
+        self._settled: set[tuple[int, str]] = set()
         self._next_end = count().__next__
 
     def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames) -> None:
@@ -102,6 +105,7 @@ class ModuleHooks:
                 wanted[stage, name] = (module, sides)
         unseen = self._framework.unseen(modules.values())
         self._explained = self._explained or bool(unseen)
+        self._settled = {key for key, (module, _) in wanted.items() if id(module) in unseen}
         known = {key: hooked.enter.site for key, hooked in self._hooked.items()}
         for key, hooked in list(self._hooked.items()):
             if key not in wanted or wanted[key][0] is not hooked.module:
@@ -123,8 +127,26 @@ class ModuleHooks:
                 reason = NOT_FIRED if why is None else f"{NOT_FIRED}: {why}"
                 self._explain(site, reason)
 
-    def _explain(self, site: Site, reason: str) -> None:
-        self._coverage.explain(self._data_type, _shown(site.name), reason, stage=site.vpp_stage)
+    def _explain(self, site: Site, reason: str, kind: str = "") -> None:
+        self._coverage.explain(self._data_type, _shown(site.name), reason, kind=kind, stage=site.vpp_stage)
+
+    def gradients_ready(self, weights: Sequence[Weight], has_gradient: Callable[[Weight], bool]) -> None:
+        """The step's forwards and backwards are over: say what is known of modules that were not called.
+
+        Args:
+            weights: all parameters, under plain names.
+            has_gradient: whether a parameter has a gradient in this step.
+        """
+        # What compiled code calls, no hook sees.
+        if not self._called or self._framework.runs_compiled():
+            return
+        sites = {key: hooked.enter.site for key, hooked in self._hooked.items()}
+        uncalled = [key for key, site in sites.items() if not site.called and key not in self._settled]
+        if uncalled:
+            called = [key for key, site in sites.items() if site.called]
+            for key, use in uses_of(uncalled, called, weights, has_gradient).items():
+                self._settled.add(key)
+                self._explain(sites[key], use, NOT_CALLED)
 
     def close(self) -> None:
         """Let go of the model and forget what was read."""
@@ -135,8 +157,8 @@ class ModuleHooks:
         """Forget what was read in the step."""
         if self.clock.sampled and not self._called and not self._explained:
             self._explained = True
-            logger.warning("%s", _NOT_CALLED)
-            self._coverage.note(_NOT_CALLED)
+            logger.warning("%s", _NO_CALL)
+            self._coverage.note(_NO_CALL, (self._data_type,))
         self._called = False
         self._forget()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msmon_hooks.coverage import FROZEN, NOT_KEPT
 from msmon_hooks.events import Shard, TensorRef
 from msmon_hooks.gradients import GradientSource
 from msmon_hooks.parameter_state import MOMENTS, STATE, ParameterState, StateLayout
@@ -28,8 +29,9 @@ class MomentHooks:
         """Whether this rank writes rows of the parameter's moments."""
         written = [moment for moment in MOMENTS if self._writes(weight, moment)]
         for moment in written:
-            reason = ParameterState().missing(moment, updated=False) if weight.parameter.requires_grad else "frozen"
-            self._recording.coverage.expect(moment, weight.name, reason, stage=weight.vpp_stage)
+            kind = "" if weight.parameter.requires_grad else FROZEN
+            reason = kind or ParameterState().missing(moment, updated=False)
+            self._recording.coverage.expect(moment, weight.name, reason, kind=kind, stage=weight.vpp_stage)
             # Hooks that were there before may have said otherwise.
             self._recording.coverage.lose(moment, weight.name, None, stage=weight.vpp_stage)
         return bool(written)
@@ -87,7 +89,9 @@ class MomentHooks:
             elif known is not layout and (layout.keys or (self._updated and weight.parameter.requires_grad)):
                 self._explained[moment, weight.index] = layout
                 reason = state.missing(moment, updated=True)
-                self._recording.coverage.lose(moment, weight.name, reason, stage=weight.vpp_stage)
+                kept_nothing = bool(layout.places) and self._source.reduced(weight) is not None
+                kind = NOT_KEPT if layout.keys or kept_nothing else ""
+                self._recording.coverage.lose(moment, weight.name, reason, kind=kind, stage=weight.vpp_stage)
 
     def _record(self, entries: Sequence[tuple[Weight, str, Any]], handles: Sequence[int]) -> None:
         self._recording.observer.record([self._ref(*entry) for entry in entries], handles)

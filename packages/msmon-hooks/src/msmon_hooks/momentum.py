@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msmon_hooks.adam import AdamSettings
+from msmon_hooks.coverage import FROZEN, NOT_KEPT
 from msmon_hooks.data_types import ADAM_HISTOGRAM
 from msmon_hooks.events import TensorRef
 from msmon_hooks.gradients import GradientSource
-from msmon_hooks.parameter_state import MOMENTS, ParameterState
+from msmon_hooks.parameter_state import MOMENTS, NotKeptError, ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.recording import Recording
 
@@ -48,12 +49,14 @@ class MomentumHooks:
         self._updated: set[int] = set()
         self._missing: dict[tuple[str, int], str] = {}
         for weight in self.weights:
-            reason = "no gradient" if weight.parameter.requires_grad else "frozen"
-            if sign_agreement is not None:
-                recording.coverage.expect(DIRECTION, weight.name, reason, stage=weight.vpp_stage)
-            if self._adam_histograms is not None:
-                unlike = "the optimizer has no moments of Adam's kind"
-                recording.coverage.expect(ADAM_HISTOGRAM, weight.name, unlike, stage=weight.vpp_stage)
+            trains = weight.parameter.requires_grad
+            for wanted, data_type, reason, kind in (
+                (sign_agreement, DIRECTION, "no gradient", ""),
+                (self._adam_histograms, ADAM_HISTOGRAM, "the optimizer has no moments of Adam's kind", NOT_KEPT),
+            ):
+                if wanted is not None:
+                    why, kind = (reason, kind) if trains else (FROZEN, FROZEN)
+                    recording.coverage.expect(data_type, weight.name, why, kind=kind, stage=weight.vpp_stage)
 
     def step_begins(self) -> None:
         """The moments are those of the last update."""
@@ -83,7 +86,7 @@ class MomentumHooks:
             try:
                 number = sign_agreement(gradient, self._momentum(weight, state, kept=kept))
             except Exception as error:  # of this parameter; the next one may be of another kind
-                self._miss(DIRECTION, weight, reason_of(error))
+                self._miss(DIRECTION, weight, reason_of(error), NOT_KEPT if isinstance(error, NotKeptError) else "")
                 continue
             self._miss(DIRECTION, weight, None)
             refs.append(self._ref(DIRECTION, weight, self._recording.framework.dtype(gradient)))
@@ -104,7 +107,7 @@ class MomentumHooks:
         # Once an optimizer has a momentum of some parameters, another one without a state was not updated yet.
         if first or (not keys and kept and weight.index not in self._updated):
             return None
-        raise ValueError(state.missing("momentum", updated=True))
+        raise NotKeptError(state.missing("momentum", updated=True))
 
     def _read_histograms(self, adam_histograms: Callable[..., Any]) -> None:
         settings_of = self._settings(self._source.optimizer)
@@ -128,7 +131,7 @@ class MomentumHooks:
             handles.append(self._recording.observer.put(counts))
         self._recording.observer.record(refs, handles)
 
-    def _miss(self, data_type: str, weight: Weight, reason: str | None) -> None:
+    def _miss(self, data_type: str, weight: Weight, reason: str | None, kind: str = "") -> None:
         """There is no row now, or there is one again (None)."""
         key = data_type, weight.index
         if self._missing.get(key) != reason:
@@ -136,7 +139,7 @@ class MomentumHooks:
                 del self._missing[key]
             else:
                 self._missing[key] = reason
-            self._recording.coverage.lose(data_type, weight.name, reason, stage=weight.vpp_stage)
+            self._recording.coverage.lose(data_type, weight.name, reason, kind=kind, stage=weight.vpp_stage)
 
     def _ref(self, data_type: str, weight: Weight, dtype: str) -> TensorRef:
         number = self._recording.clock.next_call_id()

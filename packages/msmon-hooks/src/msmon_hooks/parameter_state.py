@@ -19,6 +19,10 @@ _FACTOR = re.compile(r"(?:row|col)_var(?:iance)?")
 _LISTED = 8
 
 
+class NotKeptError(ValueError):
+    """The optimizer keeps nothing of the kind; the message says what it keeps."""
+
+
 @frozen(kw_only=True)
 class StateLayout:
     """What a state consists of, from step to step the same."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from msmon_hooks.coverage import FROZEN
 from msmon_hooks.short_names import ShortNames
 from msmon_hooks.targets import Targets
 
@@ -61,7 +62,7 @@ def split_by_request(
             continue
         if not trains(weight):
             frozen_ = not weight.parameter.requires_grad
-            left_out.append((weight, "frozen" if frozen_ else "not in the optimizer that was given"))
+            left_out.append((weight, FROZEN if frozen_ else "not in the optimizer that was given"))
         else:
             taken.append(weight)
     return taken, left_out

@@ -8,6 +8,8 @@ from typing import Any
 from msmon_hooks.activation_gradients import ActivationGradients
 from msmon_hooks.call_hooks import AfterCall, CallHooks
 from msmon_hooks.collective_rows import CollectiveRows
+from msmon_hooks.coverage import FROZEN
+from msmon_hooks.data_types import ADAM_HISTOGRAM
 from msmon_hooks.events import StepEnd
 from msmon_hooks.framework_hooks import FrameworkHooks
 from msmon_hooks.gradients import GradientSource
@@ -91,6 +93,7 @@ class Readers:
         """Set the hooks."""
         recording, guards, owned = self.recording, self.recording.guards, self._registrations
         owned.callback(guards.stop)
+        recording.coverage.ask(asked_types(recording.request))
         owned.callback(self._models.clear)
         for one in (self._call_hooks, self._of_weights, self.forwards):
             owned.callback(one.close)
@@ -148,7 +151,8 @@ class Readers:
         for weight, reason in [*left_out, *((weight, _LAZY) for weight in not_yet)]:
             for data_type in wanted:
                 name = self._weight_names(weight.vpp_stage, weight.name)
-                self.recording.coverage.explain(data_type, name, reason, stage=weight.vpp_stage)
+                kind = FROZEN if reason == FROZEN else ""
+                self.recording.coverage.explain(data_type, name, reason, kind=kind, stage=weight.vpp_stage)
         weights = shortened(taken, self._weight_names)
         if request.weight_gradients or request.moments or request.weights:
             hooks = WeightHooks(self.recording, weights, source)
@@ -180,7 +184,7 @@ class Readers:
         known = [*(weight.name for weight in self._all_weights), *(name for _, name in modules)]
         for text in targets.unmatched("targets", known):
             logger.warning("%s", text)
-            self.recording.coverage.note(text)
+            self.recording.coverage.note(text, asked_types(self.recording.request))
 
     def _watch_model(self, model_changes: Callable[..., Any]) -> None:
         changes = model_changes(self._models, self._source.optimizer, self._model_changed)
@@ -230,6 +234,9 @@ class Readers:
 
     def _gradients_ready(self) -> None:
         """Read the gradients that the update consumes."""
+        if self._activations is not None and self.recording.clock.sampled:
+            guard, source = self._activations.guard, self._source
+            guard.run(self._activations.gradients_ready, self._all_weights, lambda w: source.reduced(w) is not None)
         if self.weights is not None:
             self.weights.gradients_ready()
         if self._momentum is not None:
@@ -294,6 +301,17 @@ class _FirstForwardEnds(AfterCall):
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.calls.remove(module, self)
         self.check()
+
+
+def asked_types(request: Request) -> list[str]:
+    """The data types of which there should be rows, except of collectives: a program need not have any."""
+    return [
+        *(("actv",) if request.activations else ()),
+        *(("actv_grad",) if request.activation_gradients else ()),
+        *_wanted_types(request),
+        *((ADAM_HISTOGRAM,) if request.adam_histograms is not None else ()),
+        *request.l2_features,
+    ]
 
 
 def _wanted_types(request: Request) -> list[str]:

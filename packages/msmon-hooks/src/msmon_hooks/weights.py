@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from msmon_hooks.coverage import FROZEN
 from msmon_hooks.events import Shard, TensorRef
 from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import Guarded, logger
@@ -80,8 +81,9 @@ class WeightHooks:
 
     def _expect(self, data_type: str) -> None:
         for weight in self._written[data_type]:
-            reason = _MISSING[data_type] if weight.parameter.requires_grad else "frozen"
-            self._recording.coverage.expect(data_type, weight.name, reason, stage=weight.vpp_stage)
+            kind = "" if weight.parameter.requires_grad else FROZEN
+            reason = kind or _MISSING[data_type]
+            self._recording.coverage.expect(data_type, weight.name, reason, kind=kind, stage=weight.vpp_stage)
 
     @property
     def sampled(self) -> bool:

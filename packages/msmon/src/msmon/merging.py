@@ -241,7 +241,10 @@ class _StageMerge:
             "schema": 1,
             "expected": {t: len(seen[t] | {name for data_type, name in lost if data_type == t}) for t in types},
             "seen": {t: len(seen[t]) for t in types},
+            "without_rows": {},
             "missing": missing,
+            "apart": [],
+            "switched_off": [],
             "notes": [f"merged from ranks {ranges(self.run.ranks)}"],
             "skipped_steps": [],
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 import msmon_io
 from msmon.alerts import Alerts
+from msmon.closing_line import say
 from msmon.collector import CollectedStep
 from msmon.config import Config
 from msmon.heat_maps import PictureWriter, histograms
@@ -21,8 +21,6 @@ from msmon.partials import PartialsWriter
 from msmon.rows import Layout, RowReader, StepRows
 from msmon_hooks import ADAM_HISTOGRAM, Coverage, Guarded
 from msmon_io import Table, Writer
-
-logger = logging.getLogger("msmon")
 
 SECONDS_BETWEEN_COVERAGE = 30.0
 """A killed run leaves a `coverage.json` that is at most so old."""
@@ -165,19 +163,15 @@ class Pipeline:
             self._alerting.always(self._alerts.close)
         self._run_file.write(self.run_info)
         self._coverage_part.always(self._write_coverage)
-        self._finishing.always(lambda: logger.warning("%s", self._closing_line()))
+        self._finishing.always(self._say_what_was_recorded)
 
-    def _closing_line(self) -> str:
-        expected, seen = self.coverage.totals()
-        text = f"{self._steps} steps recorded; expected {expected} tensors, saw {seen}"
-        missing = self.coverage.to_dict()["missing"]
-        if missing:
-            reasons: dict[str, int] = {}
-            for entry in missing:
-                reasons[entry["reason"]] = reasons.get(entry["reason"], 0) + 1
-            text += " (" + ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items())) + ")"
-        if self._alerts is not None:
-            text += f"; {self._alerts.count} anomalies"
-        if self.run_dir is not None:
-            text += f"; files in {self.run_dir}"
-        return text
+    def _say_what_was_recorded(self) -> None:
+        # Writers of other packages need not count.
+        losses = [getattr(one, "losses", None) for one in (self._partials, *(writer for writer, _ in self._outputs))]
+        say(
+            self.coverage.to_dict(),
+            steps=self._steps,
+            anomalies=None if self._alerts is None else self._alerts.count,
+            lost=sum(one.lost for one in losses if isinstance(one, msmon_io.Losses)),
+            files=self.run_dir,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 import torch
@@ -86,6 +87,11 @@ class TorchFramework:
             if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
                 inside.update(id(one) for one in module.modules() if one is not module)
         return dict.fromkeys(inside, "inside a region compiled by torch.compile")
+
+    def runs_compiled(self) -> bool:
+        # Any function may have been compiled; the compiler counts what it looked at.
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        return dynamo is not None and bool(dynamo.counters.get("frames"))
 
     def weight(self, module: nn.Module) -> torch.Tensor | None:
         # Not through the attribute, which may be a property: that of a parametrized weight computes it anew, and a

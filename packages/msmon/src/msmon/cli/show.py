@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     with status_line("reading") as tell:
         summary = summarize(args.run, progress=tell)
     out = console()
-    for part in (_head, _types, _peaks, _anomalies, _coverage):
+    for part in (_head, _without_rows, _types, _peaks, _anomalies, _coverage):
         part(out, summary)
     for note in summary.run.notes:
         out.print(text(f"note: {note}", "yellow"), soft_wrap=True)
@@ -111,19 +111,33 @@ def _anomalies(out: Console, summary: Summary) -> None:
     out.print(shown)
 
 
+def _without_rows(out: Console, summary: Summary) -> None:
+    for data_type, reason in summary.coverage.without_rows.items():
+        out.print(text(f"No {data_type}: {reason}", "bold red"), soft_wrap=True)
+
+
 def _coverage(out: Console, summary: Summary) -> None:
+    coverage = summary.coverage
     out.print()
-    if not summary.expected:
+    if not coverage.ranks:
         out.print(text("No coverage.json: what is missing is not known.", "yellow"))
-    elif not summary.missing:
-        out.print(
-            text(f"Nothing is missing: {sum(summary.expected.values()):,} tensors were expected and seen.", "green")
-        )
-    else:
-        out.print(text(f"Missing: {len(summary.missing):,} tensors", "bold yellow"))
-        for (data_type, reason), count in Counter((kind, reason) for kind, _, reason in summary.missing).most_common(
-            _ROWS
-        ):
-            names = [name for kind, name, why in summary.missing if (kind, why) == (data_type, reason)]
-            more = f" and {count - 3:,} more" if count > 3 else ""
-            out.print(text(f"  {data_type}: {', '.join(names[:3])}{more}: {reason}"), soft_wrap=True)
+        return
+    if coverage.missing:
+        out.print(text(f"Missing: {len(coverage.missing):,} tensors", "bold yellow"))
+        _list(out, list(coverage.missing))
+    elif not coverage.without_rows and not coverage.switched_off:
+        seen = sum(coverage.seen.values())
+        out.print(text(f"Nothing is missing: {seen:,} tensors were expected and seen.", "green"))
+    for part in coverage.switched_off:
+        out.print(text(f"Switched off: {part}", "bold yellow"))
+    for kind, count in coverage.kinds.items():
+        out.print(text(f"Counted apart: {count:,} {kind}"))
+        _list(out, [entry[1:] for entry in coverage.apart if entry[0] == kind])
+
+
+def _list(out: Console, entries: list[tuple[str, str, str]]) -> None:
+    """Data type, name and reason of tensors; those alike in one line."""
+    for (data_type, reason), count in Counter((kind, reason) for kind, _, reason in entries).most_common(_ROWS):
+        names = [name for kind, name, why in entries if (kind, why) == (data_type, reason)]
+        more = f" and {count - 3:,} more" if count > 3 else ""
+        out.print(text(f"  {data_type}: {', '.join(names[:3])}{more}: {reason}"), soft_wrap=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from msmon.reading.anomalies import Anomalies, Anomaly
+from msmon.reading.coverage import RunCoverage, read_coverage
 from msmon.reading.index import Index
 from msmon.reading.model_order import layers_of
 from msmon.reading.page import Panel
@@ -20,7 +19,10 @@ _ROWS = 200
 
 def report_panels(run: Run, indices: Mapping[str, Index], anomalies: Anomalies) -> list[Panel]:
     """The panels in their order."""
-    panels = [_first_panel(run, anomalies, indices), _run_panel(run, indices), _coverage_panel(run)]
+    panels = [_first_panel(run, anomalies, indices), _run_panel(run, indices)]
+    coverage = _coverage_panel(run)
+    # What was asked for and is not there at all comes first.
+    panels.insert(0 if coverage.lead == "lead" else 2, coverage)
     if anomalies.total:
         panels.append(_anomaly_panel(anomalies, indices))
     if run.notes:
@@ -63,50 +65,47 @@ def _ranks(run: Run) -> str:
 
 
 def _coverage_panel(run: Run) -> Panel:
-    with_coverage = {rank: one.coverage for rank, one in run.ranks.items() if one.coverage}
-    if not with_coverage:
+    coverage = read_coverage(run)
+    if not coverage.ranks:
         return Panel(
             title="Coverage", id="coverage", text=["No rank left a coverage.json, so what is missing is not known."]
         )
-    expected = sum(_total(coverage, "expected") for coverage in with_coverage.values())
-    seen = sum(_total(coverage, "seen") for coverage in with_coverage.values())
-    missing: Counter[tuple[str, str, str]] = Counter()
-    notes: dict[str, None] = {}
-    skipped: set[int] = set()
-    for coverage in with_coverage.values():
-        for entry in _list(coverage, "missing"):
-            if isinstance(entry, Mapping):
-                missing[tuple(str(entry.get(key, "?")) for key in ("data_type", "name", "reason"))] += 1  # type: ignore[index]
-        notes.update(dict.fromkeys(map(str, _list(coverage, "notes"))))
-        skipped.update(step for step in _list(coverage, "skipped_steps") if isinstance(step, int))
-    text = [f"Expected {expected:,} tensors over all data types and ranks, saw {seen:,}."]
-    if len(with_coverage) < len(run.ranks):
-        text.append(f"Only {len(with_coverage)} of {len(run.ranks)} ranks left a coverage.json.")
-    if skipped:
-        text.append(f"The loss scaler skipped {len(skipped)} steps: {ranges(sorted(skipped)[:30])}.")
-    text += list(notes)[:20]
-    if len(missing) > _ROWS:
-        text.append(f"The table has {_ROWS} of {len(missing):,} missing tensors.")
+    text = [f"No {data_type}: {reason}." for data_type, reason in coverage.without_rows.items()]
+    expected, seen = (sum(counts.values()) for counts in (coverage.expected, coverage.seen))
+    text.append(f"Expected {expected:,} tensors over all data types and ranks, saw {seen:,}.")
+    if coverage.kinds:
+        text.append(f"Counted apart: {', '.join(f'{count:,} {kind}' for kind, count in coverage.kinds.items())}.")
+    if coverage.switched_off:
+        text.append(f"Switched off: {', '.join(coverage.switched_off)}.")
+    if coverage.ranks < len(run.ranks):
+        text.append(f"Only {coverage.ranks} of {len(run.ranks)} ranks left a coverage.json.")
+    if coverage.skipped_steps:
+        skipped = coverage.skipped_steps
+        text.append(f"The loss scaler skipped {len(skipped)} steps: {ranges(list(skipped)[:30])}.")
+    text += coverage.notes[:20]
+    rows: list[tuple[object, ...]] = [(*entry, ranks) for entry, ranks in coverage.missing.items()]
+    rows += [(*entry, f"{reason} (apart)", ranks) for (_, *entry, reason), ranks in coverage.apart.items()]
+    if len(rows) > _ROWS:
+        text.append(f"The table has {_ROWS} of {len(rows):,} tensors without rows.")
+    good = not (coverage.missing or coverage.without_rows or coverage.switched_off)
     return Panel(
-        title="Coverage: complete" if not missing else f"Coverage: {len(missing):,} missing",
+        title=_coverage_title(coverage),
         id="coverage",
         text=text,
-        lead="" if missing else "lead good",
-        columns=("data type", "tensor", "reason", "ranks") if missing else (),
-        rows=[(*key, ranks) for key, ranks in list(missing.items())[:_ROWS]],
-        links=[None] * min(len(missing), _ROWS),
-        open=len(missing) <= 8,
+        lead="lead" if coverage.without_rows else "lead good" if good else "",
+        columns=("data type", "tensor", "reason", "ranks") if rows else (),
+        rows=rows[:_ROWS],
+        links=[None] * min(len(rows), _ROWS),
+        open=bool(coverage.without_rows) or len(rows) <= 8,
     )
 
 
-def _list(document: Mapping[str, Any], key: str) -> list[Any]:
-    value = document.get(key)
-    return value if isinstance(value, list) else []
-
-
-def _total(coverage: Mapping[str, Any], key: str) -> int:
-    value = coverage.get(key)
-    return sum(v for v in value.values() if isinstance(v, int)) if isinstance(value, Mapping) else 0
+def _coverage_title(coverage: RunCoverage) -> str:
+    if coverage.without_rows:
+        return f"Coverage: no {', '.join(coverage.without_rows)}"
+    if coverage.missing:
+        return f"Coverage: {len(coverage.missing):,} missing"
+    return "Coverage: a part was switched off" if coverage.switched_off else "Coverage: complete"
 
 
 def _first_panel(run: Run, anomalies: Anomalies, indices: Mapping[str, Index]) -> Panel:

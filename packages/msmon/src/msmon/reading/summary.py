@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -10,6 +10,7 @@ import numpy as np
 
 from msmon.reading.anomalies import Anomalies, read_anomalies
 from msmon.reading.blocks import read_blocks
+from msmon.reading.coverage import RunCoverage, read_coverage
 from msmon.reading.index import Index, TensorKey, build_index
 from msmon.reading.run import Run, open_run
 from msmon.reading.statistics import preferred, worst_of
@@ -54,10 +55,7 @@ class Summary:
     run: Run
     types: Sequence[TypeSummary]
     anomalies: Anomalies
-    expected: Mapping[str, int]
-    """Data type -> tensors expected, over all ranks that left a coverage.json."""
-    missing: Sequence[tuple[str, str, str]]
-    """Data type, name and reason, each once."""
+    coverage: RunCoverage
 
 
 def summarize(path: str | Path, *, progress: Callable[[str], None] = lambda text: None) -> Summary:
@@ -78,17 +76,7 @@ def summarize(path: str | Path, *, progress: Callable[[str], None] = lambda text
         index = build_index(run, data_type)
         if index.rows and index.stats:
             types.append(_type_summary(run, index))
-    expected: dict[str, int] = {}
-    missing: dict[tuple[str, str, str], None] = {}
-    for rank in run.ranks.values():
-        counts, entries = rank.coverage.get("expected"), rank.coverage.get("missing")
-        for data_type, count in counts.items() if isinstance(counts, Mapping) else ():
-            if isinstance(count, int):
-                expected[data_type] = expected.get(data_type, 0) + count
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, Mapping):
-                missing[str(entry.get("data_type")), str(entry.get("name")), str(entry.get("reason"))] = None
-    return Summary(run=run, types=types, anomalies=anomalies, expected=expected, missing=list(missing))
+    return Summary(run=run, types=types, anomalies=anomalies, coverage=read_coverage(run))
 
 
 def _type_summary(run: Run, index: Index) -> TypeSummary:

@@ -32,7 +32,8 @@ class CollectiveHooks(CollectiveRows):
     def attach(self, registrations: Registrations) -> None:
         """Observe every collective that this version of torch has."""
         if not distributed.is_available():
-            self._recording.coverage.note("cc_distribution: this build of torch has no torch.distributed")
+            text = "cc_distribution: this build of torch has no torch.distributed"
+            self._recording.coverage.note(text, ("other",))
             return
         waits.install()
         registrations.callback(waits.remove)
