@@ -61,14 +61,15 @@ class L2Hooks:
     What cannot be computed (one input, 3-D queries, a sharded weight) is said once and has no row.
     """
 
-    def __init__(self, recording: Recording, forwards: TrainingForwards, calls: CallHooks) -> None:
+    def __init__(self, recording: Recording, forwards: TrainingForwards, call_hooks: CallHooks) -> None:
         self.framework = recording.framework
         self.clock = recording.clock
         self.guard = recording.guards("L2 features")
         self._recording = recording
         self._coverage = recording.coverage
         self._forwards = forwards
-        self._calls = calls
+        self._call_hooks = call_hooks
+        self._hooked: list[tuple[Any, BeforeCall | AfterCall]] = []
         self._owned = Registrations()
         self._inside: dict[int, _Use] = {}
         self._seen_functions: set[FunctionType] = set()
@@ -78,6 +79,8 @@ class L2Hooks:
 
     def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames) -> None:
         """Hook the modules of every feature; called again, those of the model as it is now."""
+        for module, hook in self._hooked:
+            self._call_hooks.remove(module, hook)
         self.close()
         self._hint = partial(will_do, dict(modules))
         for kind, feature in self._recording.request.l2_features.items():
@@ -101,7 +104,7 @@ class L2Hooks:
         reason = NOT_FIRED if maker is None else "its parametrization was not called in a recorded step"
         self._coverage.expect(use.kind, l2_name(use.kind, use.name), reason, stage=use.vpp_stage)
         if maker is not None:
-            self._calls.add(maker, _Made(self, use))
+            self._hook(maker, _Made(self, use))
             return
         if use.kind in _OF_WEIGHTS:
             self._weights.append(use)
@@ -111,7 +114,7 @@ class L2Hooks:
             if functions:
                 self._look_inside(use, functions)
             else:
-                self._calls.add(use.module, _Attention(self, use))
+                self._hook(use.module, _Attention(self, use))
             return
         gating = gating_of(use.module)
         if gating is not None:
@@ -120,14 +123,18 @@ class L2Hooks:
         logits = _Logits(self, use)
         part = scoring_part(use.module, self.framework)
         if part is not None:
-            self._calls.add(part, _Scored(self, logits))
-        self._calls.add(use.module, logits)
+            self._hook(part, _Scored(self, logits))
+        self._hook(use.module, logits)
+
+    def _hook(self, module: Any, hook: BeforeCall | AfterCall) -> None:
+        self._call_hooks.add(module, hook)
+        self._hooked.append((module, hook))
 
     def _look_inside(self, use: _Use, functions: Sequence[FunctionType]) -> None:
         """Have calls of functions seen that the module makes while it runs, with itself as the first argument."""
         self._inside[id(use.module)] = use
-        self._calls.add(use.module, _Begins(self, use))
-        self._calls.add(use.module, _Ends(self, use))
+        self._hook(use.module, _Begins(self, use))
+        self._hook(use.module, _Ends(self, use))
         for function in functions:
             if function not in self._seen_functions:
                 self._seen_functions.add(function)
@@ -218,8 +225,8 @@ class L2Hooks:
         logger.warning("l2_targets.%s: %s cannot be computed: %s", use.kind, name, reason)
 
     def close(self) -> None:
-        """Take the hooks off, and let go of the model."""
-        self._calls.close()
+        """Let go of the model."""
+        self._hooked.clear()
         self._owned.close()
         self._inside.clear()
         self._seen_functions.clear()
