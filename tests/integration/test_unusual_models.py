@@ -133,3 +133,25 @@ def test_lazy_modules(write_config, run_dir, caplog):
     for data_type in ("grad_reduced", "grad_unreduced", "param_updated"):
         assert sorted(names(run_dir(), data_type)) == sorted(every)
     assert missing(run_dir()) == {}
+
+
+@pytest.mark.skipif(not hasattr(torch, "jagged"), reason="jagged nested tensors came with torch 2.2")
+def test_jagged_nested_tensors(write_config, run_dir, caplog):
+    parts = [torch.randn(2, 4), torch.randn(5, 4)]
+
+    class Joins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+
+        def forward(self, batch):
+            return self.layers(batch).values()
+
+    monitor = TrainerMon(write_config(**EVERYTHING, ndigits=12), params_have_main_grad=False)
+    compare(Joins, torch.nested.nested_tensor(parts, layout=torch.jagged), monitor, caplog)
+    assert missing(run_dir()) == {}
+    with (run_dir() / "actv_0-0.csv").open() as file:
+        norms = {row["name"]: float(row["norm"]) for row in csv.DictReader(file)}
+    assert norms["layers.0.input"] == pytest.approx(torch.cat(parts).norm().item(), rel=1e-6)
+    assert norms["layers.2.output"] == pytest.approx(norms[".output"], rel=1e-9)
+    assert {"layers.0.output", "layers.1.input", "layers.2.output"} <= set(names(run_dir(), "actv_grad"))

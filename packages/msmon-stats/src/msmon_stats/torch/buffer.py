@@ -109,7 +109,7 @@ class PartialBuffer:
         groups: dict[torch.device, list[int]] = {}
         parts = [local(tensor) for tensor in tensors]
         for i, part in enumerate(parts):
-            if (plain(part) is not None and address_of(part) is not None) or unsupported_reason(tensors[i]) is None:
+            if (plain(part) is not None and address_of(part) is not None) or unsupported_reason(part) is None:
                 groups.setdefault(part.device, []).append(i)
         for device, members in groups.items():
             with self._lock:

@@ -64,11 +64,11 @@ def partial_many(
 ) -> torch.Tensor:
     """See `msmon_stats.partial_many`."""
     parts = [local(tensor) for tensor in tensors]
-    for tensor, part in zip(tensors, parts, strict=True):
+    for part in parts:
         # The short question answers for nearly all tensors.
         if plain(part) is not None and address_of(part) is not None:
             continue
-        reason = unsupported_reason(tensor)
+        reason = unsupported_reason(part)
         if reason is not None:
             raise UnsupportedTensorError(reason)
     device = parts[0].device

@@ -9,6 +9,7 @@ import torch
 from attrs import frozen
 
 from msmon_stats.layout import layout_of
+from msmon_stats.torch.wrapped import inside
 
 # A piece that has to be converted or gathered is copied into some hundred KiB, whatever the size of the tensor; for a
 # tensor of many millions of values into a thousandth of it, so that an accelerator gets work of a useful size.
@@ -74,10 +75,11 @@ def address_of(tensor: torch.Tensor) -> int | None:
 
 def unsupported_reason(tensor: Any) -> str | None:
     """See `msmon_stats.unsupported_reason`."""
+    tensor = local(tensor)
     if tensor.is_meta:
         return "a tensor on the meta device holds no data"
     if tensor.is_nested:
-        return "a nested tensor has no common layout"
+        return "a nested tensor with holes between its parts"
     if tensor.is_quantized:
         return f"quantized values ({tensor.dtype}) have to be dequantized first"
     dtype = tensor.dtype
@@ -85,7 +87,7 @@ def unsupported_reason(tensor: Any) -> str | None:
         return f"values of dtype {dtype} are not numbers"
     if tensor.layout in _SPARSE or tensor.layout is not torch.strided:
         return None
-    return _missing_memory(local(tensor))
+    return _missing_memory(tensor)
 
 
 def _missing_memory(tensor: torch.Tensor) -> str | None:
@@ -107,7 +109,7 @@ def _missing_memory(tensor: torch.Tensor) -> str | None:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a DTensor that lies on this rank; any other tensor itself.
+    """The part of a DTensor that lies on this rank, the values inside of what wraps them; any other tensor itself.
 
     The result of a functional collective is waited for, as torch does before it is used: until then it has no memory.
     """
@@ -115,7 +117,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     part = tensor if part is None else part
     wait = getattr(part, "trigger_wait", None)
     if wait is None:
-        return part
+        return part if type(part) in _PLAIN and not part.is_nested else inside(part)
     waited = wait()
     # torch 2.1 gives the wrapper back, later versions what is in it.
     return part.elem if waited is part else waited
