@@ -131,15 +131,15 @@ class Coverage:
             for data_type in data_types:
                 self._of_types.setdefault(data_type, text)
 
-    def part_failed(self, part: str, reason: str) -> None:
+    def switched_off(self, name: str, reason: str) -> None:
         """What a `msmon_hooks.Guarded` calls when it is switched off."""
         with self._lock:
-            self._switched_off[part] = None
-            data_types = [one for one in _OF_PARTS.get(part, ()) if one in self._asked]
-        self.note(f"{part}: switched off after {reason}", data_types)
+            self._switched_off[name] = None
+            data_types = [one for one in _OF_PARTS.get(name, ()) if one in self._asked]
+        self.note(f"{name}: switched off after {reason}", data_types)
 
     def skipped_step(self, step: int) -> None:
-        """A step whose update the loss scaler skipped."""
+        """A step without an update: the loss scaler skipped it, or the optimizer raised."""
         with self._lock:
             self._skipped_steps[step] = None
 

@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from msmon_hooks.adam import AdamSettings
-from msmon_hooks.clock import Clock
-from msmon_hooks.coverage import FROZEN, NOT_KEPT, Coverage
+from msmon_hooks.coverage import FROZEN, NOT_KEPT
 from msmon_hooks.data_types import ADAM_HISTOGRAM
-from msmon_hooks.events import Observer, TensorRef
-from msmon_hooks.framework import Framework
+from msmon_hooks.events import TensorRef
 from msmon_hooks.gradients import GradientSource
-from msmon_hooks.guard import Guarded
 from msmon_hooks.parameter_state import MOMENTS, NotKeptError, ParameterState
 from msmon_hooks.parameters import Weight
-from msmon_hooks.ref_cache import RefCache
+from msmon_hooks.recording import Recording
 
 DIRECTION = "other"
 """The data type of rows of `mg_direction`."""
@@ -27,37 +24,26 @@ class MomentumHooks:
     Args:
         sign_agreement: as `msmon_hooks.Request` has it, but given a momentum of None before the first update;
             `ValueError` where there is none. None: not asked for.
-        adam_histograms: see `msmon_hooks.Request`; None: not asked for.
         settings: `settings(optimizer)(weight)`: how the moments were accumulated, or None.
     """
 
     def __init__(
         self,
-        *,
-        framework: Framework,
+        recording: Recording,
         weights: Sequence[Weight],
         source: GradientSource,
-        clock: Clock,
-        observer: Observer,
-        coverage: Coverage,
-        directions: Guarded,
-        histograms: Guarded,
+        *,
         sign_agreement: Callable[[Any, Any], Any] | None,
-        adam_histograms: Callable[..., Any] | None,
         settings: Callable[[Any], Callable[[Weight], AdamSettings | None]],
     ) -> None:
         self.weights = list(weights)
-        self._framework = framework
+        self._recording = recording
         self._source = source
-        self._clock = clock
-        self._observer = observer
-        self._coverage = coverage
-        self._directions = directions
-        self._histograms = histograms
+        self._directions = recording.guards("agreement of gradient and momentum")
+        self._histograms = recording.guards("histograms of Adam's update")
         self._sign_agreement = sign_agreement
-        self._adam_histograms = adam_histograms
+        self._adam_histograms = recording.request.adam_histograms
         self._settings = settings
-        self._refs = RefCache()
         self._updates = 0
         self._consumed: set[int] = set()
         self._updated: set[int] = set()
@@ -66,20 +52,20 @@ class MomentumHooks:
             trains = weight.parameter.requires_grad
             for wanted, data_type, reason, kind in (
                 (sign_agreement, DIRECTION, "no gradient", ""),
-                (adam_histograms, ADAM_HISTOGRAM, "the optimizer has no moments of Adam's kind", NOT_KEPT),
+                (self._adam_histograms, ADAM_HISTOGRAM, "the optimizer has no moments of Adam's kind", NOT_KEPT),
             ):
                 if wanted is not None:
                     why, kind = (reason, kind) if trains else (FROZEN, FROZEN)
-                    coverage.expect(data_type, weight.name, why, kind=kind, stage=weight.vpp_stage)
+                    recording.coverage.expect(data_type, weight.name, why, kind=kind, stage=weight.vpp_stage)
 
     def step_begins(self) -> None:
         """The moments are those of the last update."""
-        if self._clock.sampled and self._adam_histograms is not None:
+        if self._recording.clock.sampled and self._adam_histograms is not None:
             self._histograms.run(self._read_histograms, self._adam_histograms)
 
     def gradients_ready(self) -> None:
         """The gradients are those of the coming update."""
-        if self._clock.sampled and self._sign_agreement is not None:
+        if self._recording.clock.sampled and self._sign_agreement is not None:
             self._directions.run(self._read_directions, self._sign_agreement)
 
     def step_ends(self) -> None:
@@ -103,9 +89,9 @@ class MomentumHooks:
                 self._miss(DIRECTION, weight, reason_of(error), NOT_KEPT if isinstance(error, NotKeptError) else "")
                 continue
             self._miss(DIRECTION, weight, None)
-            refs.append(self._ref(DIRECTION, weight, self._framework.dtype(gradient)))
+            refs.append(self._ref(DIRECTION, weight, self._recording.framework.dtype(gradient)))
             numbers.append(number)
-        self._observer.record(refs, self._observer.measure(numbers) if numbers else [])
+        self._recording.observer.record(refs, self._recording.observer.measure(numbers) if numbers else [])
 
     def _momentum(self, weight: Weight, state: ParameterState, *, kept: bool) -> Any:
         """What the gradient will be added to; None before the first update.
@@ -133,7 +119,7 @@ class MomentumHooks:
                 continue
             try:
                 first, second = (state.get(name) for name in MOMENTS)
-                shapes = [self._framework.shape(moment) for moment in (first, second)]
+                shapes = [self._recording.framework.shape(moment) for moment in (first, second)]
                 if shapes[0] != shapes[1]:
                     raise ValueError(f"moments {tuple(shapes[0])} and {tuple(shapes[1])} differ in shape")
                 counts = adam_histograms(first, second, step=settings.step, betas=settings.betas, eps=settings.eps)
@@ -141,9 +127,9 @@ class MomentumHooks:
                 self._miss(ADAM_HISTOGRAM, weight, str(error))
                 continue
             self._miss(ADAM_HISTOGRAM, weight, None)
-            refs.append(self._ref(ADAM_HISTOGRAM, weight, self._framework.dtype(first)))
-            handles.append(self._observer.put(counts))
-        self._observer.record(refs, handles)
+            refs.append(self._ref(ADAM_HISTOGRAM, weight, self._recording.framework.dtype(first)))
+            handles.append(self._recording.observer.put(counts))
+        self._recording.observer.record(refs, handles)
 
     def _miss(self, data_type: str, weight: Weight, reason: str | None, kind: str = "") -> None:
         """There is no row now, or there is one again (None)."""
@@ -153,12 +139,12 @@ class MomentumHooks:
                 del self._missing[key]
             else:
                 self._missing[key] = reason
-            self._coverage.lose(data_type, weight.name, reason, kind=kind, stage=weight.vpp_stage)
+            self._recording.coverage.lose(data_type, weight.name, reason, kind=kind, stage=weight.vpp_stage)
 
     def _ref(self, data_type: str, weight: Weight, dtype: str) -> TensorRef:
-        number = self._clock.next_call_id()
+        number = self._recording.clock.next_call_id()
         order = (weight.index,)
-        return self._refs.ref(data_type, weight.name, weight.vpp_stage, None, number, order, (), dtype)
+        return self._recording.refs.ref(data_type, weight.name, weight.vpp_stage, None, number, order, (), dtype)
 
 
 def reason_of(error: Exception) -> str:

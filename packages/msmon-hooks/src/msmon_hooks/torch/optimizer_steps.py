@@ -43,7 +43,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def begins_inside(self) -> bool:
         """Whether the optimizer's `step` calls that of its base class, for which torch runs the hooks too."""
-        inside = self.running and self._optimizer is not None and self._calls(self._optimizer()) > 1
+        inside = self.running and self._optimizer is not None and self._running_steps(self._optimizer()) > 1
         self._nested = self._nested + 1 if inside else 0
         return inside
 
@@ -56,18 +56,18 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
     def forward_begins(self) -> None:
         """A training forward begins. Inside of a step it is that of a closure; else a step that did not end has raised:
         torch then runs no hook."""
-        if self.running and self._optimizer is not None and not self._calls(self._optimizer()):
+        if self.running and self._optimizer is not None and not self._running_steps(self._optimizer()):
             self.raised()
 
     @staticmethod
-    def _calls(optimizer: Any) -> int:
+    def _running_steps(optimizer: Any) -> int:
         """How many calls of an optimizer's `step` are running."""
         frame: FrameType | None = sys._getframe()
-        calls = 0
+        count = 0
         while frame is not None:
-            calls += frame.f_code is _RUNS_HOOKS and frame.f_locals.get("self") is optimizer
+            count += frame.f_code is _RUNS_HOOKS and frame.f_locals.get("self") is optimizer
             frame = frame.f_back
-        return calls
+        return count
 
 
 def _runs_hooks(optimizer: Any) -> bool:
