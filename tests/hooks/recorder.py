@@ -56,6 +56,12 @@ class Recorder:
             self.rows[key] = self.norms[handle] if handle >= 0 else float("nan")
             self.refs[key] = ref
 
+    def discard(self) -> None:
+        kept = {key for key in self.rows if key[2] < self.step}
+        for found in (self.rows, self.refs, self.times):
+            for key in [key for key in found if key not in kept]:
+                del found[key]
+
     def step_end(self, event: StepEnd) -> None:
         assert event.step == self.step
         self.events.append(event)

@@ -9,6 +9,9 @@ from attrs import field, frozen, validators
 
 from msmon_hooks.events import StepEnd
 
+_MICRO_STEPS = 64
+_ACCUMULATIONS = 8
+
 
 @frozen(kw_only=True)
 class Schedule:
@@ -66,6 +69,9 @@ class Clock:
         """How many steps were sampled since the schedule came into force."""
         self.next_call_id: Callable[[], int] = count().__next__
         """Returns a number that counts up within the step, from 0. Threads may call it at once."""
+        self.longest = max(_MICRO_STEPS, _ACCUMULATIONS * grad_acc_steps)
+        """More micro-steps than these are not recorded in one step: it does not seem to end. Steps that were longer and
+        have ended raise it."""
         self._forwards: dict[int, int] = {}
         self._backward: int | None = None
         self._schedule = schedule or Schedule()
@@ -90,6 +96,15 @@ class Clock:
     def in_step(self) -> bool:
         """Whether a forward has begun since the last step ended."""
         return bool(self._forwards)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether the step in flight is recorded and has become longer than a step of this training can be."""
+        return self.sampled and max(self._forwards.values(), default=0) >= self.longest
+
+    def give_up(self) -> None:
+        """The step in flight is not recorded any more."""
+        self.sampled = False
 
     @property
     def in_last_micro_step(self) -> bool:
@@ -120,6 +135,7 @@ class Clock:
         """The optimizer's step has ended, or a loss scaler has skipped it."""
         event = StepEnd(self.step, self.sampled, skipped, self.micro_step, skip_handle)
         self.taken += self.sampled
+        self.longest = max(self.longest, 2 * max(self._forwards.values(), default=0))
         self.step += 1
         self._forwards.clear()
         self._backward = None

@@ -119,5 +119,8 @@ class Observer(Protocol):
         """Say what was read. A later record with the same `TensorRef.key` replaces an earlier one, or joins it
         where `TensorRef.merges` says so."""
 
+    def discard(self) -> None:
+        """Forget what was measured and recorded in the step in flight: nothing more of it will come."""
+
     def step_end(self, event: StepEnd) -> None:
         """All tensors of the step have been recorded."""

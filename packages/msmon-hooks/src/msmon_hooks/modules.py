@@ -123,7 +123,7 @@ class ModuleHooks:
     def close(self) -> None:
         """Let go of the model and forget what was read."""
         self._hooked.clear()
-        self._forget()
+        self.forget()
 
     def step_ends(self) -> None:
         """Forget what was read in the step."""
@@ -132,9 +132,10 @@ class ModuleHooks:
             logger.warning("%s", _NOT_CALLED)
             self._coverage.note(_NOT_CALLED)
         self._called = False
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Of the step in flight nothing more will be read."""
         self._next_end = count().__next__
         self._open.first.clear()
         self._open.again.clear()

@@ -25,6 +25,11 @@ from msmon_hooks.short_names import ShortNames
 from msmon_hooks.training_forwards import TrainingForwards
 from msmon_hooks.weights import WeightHooks
 
+_ENDLESS = (
+    "{} training forwards and no step of the optimizer that set_monitor was given: what was collected is dropped. If "
+    "the weights are updated in another way, call monitor.step() after each update (see engines/loops.md)"
+)
+
 Modules = Mapping[tuple[int, str], Any]
 """Stage and plain name to module."""
 
@@ -90,7 +95,7 @@ class Readers:
         self._hooks.prepare(self._models, recording, owned)
         update = guards("gradients at the update")
         update.run(self._source.attach_update, self._gradients_ready, self._steps, owned)
-        self.forwards.before.append(self._steps.forward_begins)
+        self.forwards.before += [self._steps.forward_begins, self._check_length]
         self.forwards.attach(self._calls)
         modules = self._hooks.named_modules(self._models)
         self._attach_modules(modules)
@@ -134,7 +139,7 @@ class Readers:
                 self.recording.coverage.explain(data_type, name, reason, stage=weight.vpp_stage)
         weights = shortened(taken, self._weight_names)
         if request.weight_gradients or request.moments or request.weights:
-            hooks = WeightHooks(self.recording, weights, source)
+            hooks = WeightHooks(self.recording, weights, source, self._give_up)
             hooks.attach(self._of_weights)
             self.weights = hooks
         if request.sign_agreement is not None or request.adam_histograms is not None:
@@ -159,6 +164,23 @@ class Readers:
         for other in ("activations", "activation gradients", "L2 features"):
             if other in self.recording.guards:
                 self.recording.guards(other).fail(RuntimeError("it needs micro-steps"))
+
+    def _check_length(self) -> None:
+        """A step that never ends must not take memory without end. One whose closure is called often does end."""
+        if self.recording.clock.is_endless:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        recording, clock = self.recording, self.recording.clock
+        if self._steps.running:
+            return
+        clock.give_up()
+        recording.observer.discard()
+        if self._activations is not None:
+            self._activations.guard.always(self._activations.forget)
+        text = _ENDLESS.format(clock.longest)
+        logger.warning("step %d: %s", clock.step, text)
+        recording.coverage.note(f"step {clock.step}: {text}")
 
     def _report_unmatched(self, modules: Modules) -> None:
         targets = self.recording.request.targets

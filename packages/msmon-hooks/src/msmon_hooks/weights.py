@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from msmon_hooks.events import Shard, TensorRef
@@ -31,9 +31,17 @@ class WeightHooks:
 
     Gradients are read in backward and again before the update: between the two a program may write to them in ways
     that leave no trace (`grad.data`, a view by numpy, a kernel of its own), and what counts is what is consumed.
+
+    Args:
+        recording: the request in force.
+        weights: the parameters.
+        source: says where their gradients are.
+        give_up: called where so many backwards reach a parameter that the step does not seem to end.
     """
 
-    def __init__(self, recording: Recording, weights: Sequence[Weight], source: GradientSource) -> None:
+    def __init__(
+        self, recording: Recording, weights: Sequence[Weight], source: GradientSource, give_up: Callable[[], None]
+    ) -> None:
         request, guards = recording.request, recording.guards
         self.weights = weights
         self._recording = recording
@@ -50,6 +58,7 @@ class WeightHooks:
         self._accumulations: Counter[int] = Counter()
         self._accumulated: set[int] = set()
         self._moment_hooks: MomentHooks | None = None
+        self._give_up = give_up
         if request.each_micro_step and request.weight_gradients and not source.each_micro_step:
             text = f"monitor_mbs_grad: not with {source.engine}, which keeps no gradient of each micro-step"
             logger.warning("%s; grad_unreduced is recorded once a step", text)
@@ -92,6 +101,9 @@ class WeightHooks:
         """A backward has completed gradients of parameters; see `OnReady`."""
         recording = self._recording
         micro_step = [self._running_micro_step(weight) for weight, _ in entries][-1]
+        if micro_step >= recording.clock.longest and not recording.clock.in_step:
+            self._give_up()
+            return
         if complete and not self.each_micro_step:
             self._note_completion(micro_step)
         if self.each_micro_step or complete or micro_step == recording.clock.grad_acc_steps - 1:

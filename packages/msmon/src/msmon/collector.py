@@ -95,6 +95,12 @@ class Collector:
         handles = buffer.measure(tensors, self.eps, scale)
         return np.array(handles, np.intp), buffer.transfer().matrix()
 
+    def discard(self) -> None:
+        """Forget the step in flight; see `msmon_hooks.Observer`."""
+        with self._lock:
+            self._rows, self._joined = {}, []
+            self._buffer.transfer()
+
     def step_end(self, event: StepEnd) -> None:
         """Hand over a sampled step."""
         if not event.sampled:
@@ -123,6 +129,9 @@ class NoObserver:
         return -1
 
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
+        """Nothing to do."""
+
+    def discard(self) -> None:
         """Nothing to do."""
 
     def step_end(self, event: StepEnd) -> None:
