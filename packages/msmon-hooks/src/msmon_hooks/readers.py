@@ -77,6 +77,8 @@ class Readers:
         self._structure = StructureHooks(recording, forwards, hooks.call_hooks()) if request.on_structure else None
         self._stacks = StackHooks(recording, forwards, hooks.call_hooks()) if request.on_stacks else None
         self._collectives: CollectiveRows | None = None
+        self._begun = False
+        self._changes: Any = None
         if request.collectives is not None:
             self._collectives = hooks.collective_rows(recording, request.collectives)
 
@@ -194,7 +196,8 @@ class Readers:
             self.recording.coverage.note(text)
 
     def _watch_model(self, model_changes: Callable[..., Any]) -> None:
-        changes = model_changes(self._models, self._source.optimizer, self._model_changed)
+        changes = model_changes(self._models, self._source.optimizer, self.model_changed)
+        self._changes = changes
         self._registrations.callback(changes.close)
         guard, clock = self.recording.guards("changes of the model"), self.recording.clock
 
@@ -205,7 +208,14 @@ class Readers:
 
         self.forwards.before.append(check)
 
-    def _model_changed(self) -> None:
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer updates the weights."""
+        self._source.follow(optimizer)
+        if self._changes is not None:
+            self._changes.follow(optimizer)
+
+    def model_changed(self) -> None:
+        """Modules, parameters or the optimizer are others than before: hook what is new."""
         self._calls.refresh()
         self._attach_modules(self._hooks.named_modules(self._models))
         # Engines keep parameters of their own under the model's names.
@@ -222,29 +232,32 @@ class Readers:
         return [self._source.describe(weight) for weight in shortened(self._all_weights, self._weight_names)]
 
     def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The optimizer is about to step, called with these arguments: read what stands before the update."""
+        """An optimizer is about to step, called with these arguments: read what stands before the update."""
+        updating = self._steps.updating
         self._parameters.run(self._source.step_begins, args, kwargs)
-        if self.recording.clock.sampled:
+        if self.recording.clock.sampled and not self._begun:
             # A root that was compiled meanwhile calls no hook that could have noticed.
             self._calls.refresh()
         if self.weights is not None:
-            self._parameters.run(self.weights.step_begins)
+            self._parameters.run(self.weights.step_begins, updating)
         if self._momentum is not None:
-            self._parameters.run(self._momentum.step_begins)
-        if self._features is not None:
+            self._parameters.run(self._momentum.step_begins, updating)
+        if self._features is not None and not self._begun:
             self._features.guard.run(self._features.step_begins)
+        self._begun = True
 
     def _gradients_ready(self) -> None:
         """Read the gradients that the update consumes."""
         if self.weights is not None:
-            self.weights.gradients_ready()
+            self.weights.gradients_ready(self._steps.updating)
         if self._momentum is not None:
-            self._momentum.gradients_ready()
+            self._momentum.gradients_ready(self._steps.updating)
 
     def step_ends(self, result: Any, *, skipped: bool) -> StepEnd:
         """The optimizer has stepped, and returned `result`: read what stands after the update, and hand everything
         over. `skipped`: there was no update."""
         recording, guards = self.recording, self.recording.guards
+        self._begun = False
         scaling = guards("loss scaling")
         skipped = skipped or bool(scaling.run(self._source.skipped, result))
         skip_handle = scaling.run(self._read_found_inf)

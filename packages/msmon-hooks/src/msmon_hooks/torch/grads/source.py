@@ -15,6 +15,7 @@ from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.accumulated import Accumulated
+from msmon_hooks.torch.grads.first_hook import register_first
 from msmon_hooks.torch.mesh_shards import mesh_shard
 from msmon_hooks.torch.moments import StateReader
 from msmon_hooks.torch.nested_optimizers import param_groups
@@ -39,6 +40,11 @@ class GradientSource(gradients.GradientSource):
         own = {id(parameter) for model in self.models for parameter in model.parameters()}
         return found if any(id(parameter) in own for parameter in found) else []
 
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer updates the parameters from now on."""
+        super().follow(optimizer)
+        self._states = None
+
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
         """Call `on_ready` after each accumulation."""
         self.hook_accumulation(weights, on_ready, registrations)
@@ -55,7 +61,8 @@ class GradientSource(gradients.GradientSource):
         for weight in weights:
             if weight.parameter.requires_grad:
                 hook = Accumulated(self.guard, weight, on_ready, complete)
-                registrations.add(weight.parameter.register_post_accumulate_grad_hook(hook))
+                # Optimizers may step in hooks of this kind, and clear the gradient.
+                registrations.add(register_first(weight.parameter, hook))
 
     def reduced(self, weight: Weight) -> torch.Tensor | None:
         """The gradient that the optimizer consumes, or None where there is none."""
