@@ -199,6 +199,8 @@ class Attachment:
 
     def withheld(self) -> None:
         """The optimizer accumulates by itself."""
+        if self._readers is not None:
+            self._readers.forwards.keep()
 
     def follow(self, optimizer: Any) -> None:
         """Another optimizer is about to step."""

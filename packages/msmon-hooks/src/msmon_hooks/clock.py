@@ -56,7 +56,7 @@ class Clock:
         >>> clock.in_last_micro_step
         False
         >>> clock.step_ends()
-        StepEnd(step=0, sampled=True, skipped=False, last_micro_step=1, skip_handle=-1)
+        StepEnd(step=0, sampled=True, skipped=False, last_micro_step=1, skip_handle=-1, first_micro_step=0)
         >>> clock.step, clock.micro_step
         (1, 0)
     """
@@ -74,6 +74,7 @@ class Clock:
         have ended raise it."""
         self._forwards: dict[int, int] = {}
         self._backward: int | None = None
+        self._first = 0
         self._schedule = schedule or Schedule()
         self.sampled = self._schedule.samples(self.step, self.taken)
         """Whether the step in flight is recorded."""
@@ -92,6 +93,10 @@ class Clock:
         """Index of the micro-step whose backward runs, as far as it is known; else that of the last forward."""
         return self.micro_step if self._backward is None else self._backward
 
+    def has_begun(self, stage: int) -> bool:
+        """Whether a forward of that model chunk has begun since the last step ended."""
+        return stage in self._forwards
+
     @property
     def in_step(self) -> bool:
         """Whether a forward has begun since the last step ended."""
@@ -109,7 +114,7 @@ class Clock:
     @property
     def in_last_micro_step(self) -> bool:
         """Whether the gradients of the backward that runs complete the accumulation."""
-        return self.backward_micro_step == self.grad_acc_steps - 1
+        return self.backward_micro_step - self._first == self.grad_acc_steps - 1
 
     @property
     def exhausted(self) -> bool:
@@ -131,14 +136,25 @@ class Clock:
         """A backward has reached the root's output of a micro-step. Pipelines run several forwards before it."""
         self._backward = micro_step
 
+    def drop_before(self, micro_step: int) -> None:
+        """The gradients of all micro-steps before this one are gone, and no update will use them. They keep their
+        numbers until the step ends; then this one is the first."""
+        self._first = micro_step
+
+    def restart(self) -> None:
+        """No micro-step of the step in flight was one of the training."""
+        self._forwards.clear()
+        self._backward = None
+        self._first = 0
+
     def step_ends(self, *, skipped: bool = False, skip_handle: int = -1) -> StepEnd:
         """The optimizer's step has ended, or a loss scaler has skipped it."""
-        event = StepEnd(self.step, self.sampled, skipped, self.micro_step, skip_handle)
+        last = max(self.micro_step - self._first, 0)
+        event = StepEnd(self.step, self.sampled, skipped, last, skip_handle, self._first)
         self.taken += self.sampled
         self.longest = max(self.longest, 2 * max(self._forwards.values(), default=0))
         self.step += 1
-        self._forwards.clear()
-        self._backward = None
+        self.restart()
         self.next_call_id = count().__next__
         self.sampled = self._schedule.samples(self.step, self.taken)
         return event

@@ -121,6 +121,11 @@ class GradientSource:
         steps.before_update.append(on_update)
         registrations.callback(partial(steps.before_update.remove, on_update))
 
+    def has_none(self) -> bool:
+        """Whether no parameter has a gradient, so that those of a backward before were thrown away. False where they
+        are not kept in the parameters."""
+        return False
+
     def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The optimizer is about to step, called with these arguments."""
 

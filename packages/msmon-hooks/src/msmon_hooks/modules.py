@@ -141,6 +141,7 @@ class ModuleHooks:
         self._open.again.clear()
         for hooked in self._hooked.values():
             hooked.enter.site.pending.clear()
+            hooked.enter.site.micro_step = -1
         if self._gradients is not None:
             self._gradients.step_ends()
 
@@ -176,6 +177,8 @@ class ModuleHooks:
             call.end = self._next_end()
             if self._forward:
                 self._list(call, leaves, length)
+            if call.parent is None:
+                self._forwards.leave_alone(site.vpp_stage, output)
             if self._gradients is not None and not self._framework.is_recording():
                 site.pending.append(call)
         if self._gradients is not None:

@@ -97,6 +97,9 @@ class Readers:
         self._hooks.prepare(self._models, recording, owned)
         update = guards("gradients at the update")
         update.run(self._source.attach_update, self._gradients_ready, self._steps, owned)
+        self.forwards.dropped = self._gradients_dropped
+        if self._activations is not None:
+            self.forwards.restarted.append(self._activations.forget)
         self.forwards.before += [self._steps.forward_begins, self._check_length]
         self.forwards.attach(self._calls)
         modules = self._hooks.named_modules(self._models)
@@ -167,6 +170,10 @@ class Readers:
             if other in self.recording.guards:
                 self.recording.guards(other).fail(RuntimeError("it needs micro-steps"))
 
+    def _gradients_dropped(self) -> bool:
+        # Closures clear gradients, too.
+        return self.recording.clock.sampled and not self._steps.running and self._source.has_none()
+
     def _check_length(self) -> None:
         """A step that never ends must not take memory without end. One whose closure is called often does end."""
         if self.recording.clock.is_endless:
@@ -233,6 +240,7 @@ class Readers:
 
     def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An optimizer is about to step, called with these arguments: read what stands before the update."""
+        self.forwards.keep()
         updating = self._steps.updating
         self._parameters.run(self._source.step_begins, args, kwargs)
         if self.recording.clock.sampled and not self._begun:

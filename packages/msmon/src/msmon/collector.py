@@ -107,6 +107,9 @@ class Collector:
             return
         with self._lock:
             rows, self._rows, self._joined = [*self._rows.values(), *self._joined], {}, []
+        if first := event.first_micro_step:
+            counted = ((ref.counted_from(first), handle) for ref, handle in rows)
+            rows = [(ref, handle) for ref, handle in counted if ref is not None]
         self._on_step(
             CollectedStep(
                 event=event,

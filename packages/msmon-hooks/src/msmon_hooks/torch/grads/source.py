@@ -27,7 +27,10 @@ __all__ = ["GradientSource", "OnReady"]
 class GradientSource(gradients.GradientSource):
     """Gradients in `param.grad` or `param.main_grad`, moments in `optimizer.state`, shards as DTensors."""
 
+    keeps_gradients = False
+    """Whether `param.grad` holds the gradient from backward to the update."""
     _states: StateReader | None = None
+    _parameters: list[Any] | None = None
 
     def weights(self) -> list[Weight]:
         """Every parameter, under its plain name."""
@@ -43,7 +46,7 @@ class GradientSource(gradients.GradientSource):
     def follow(self, optimizer: Any) -> None:
         """Another optimizer updates the parameters from now on."""
         super().follow(optimizer)
-        self._states = None
+        self._states = self._parameters = None
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
         """Call `on_ready` after each accumulation."""
@@ -68,6 +71,15 @@ class GradientSource(gradients.GradientSource):
         """The gradient that the optimizer consumes, or None where there is none."""
         main_grad = getattr(weight.parameter, "main_grad", None) if self.main_grad else None
         return main_grad if main_grad is not None else weight.parameter.grad
+
+    def has_none(self) -> bool:
+        """Whether the gradient of no trained parameter is there."""
+        if not self.keeps_gradients:
+            return False
+        if self._parameters is None:
+            trained = [weight for weight in self.weights() if self.trains(weight)]
+            self._parameters = [(weight.parameter, weight) for weight in trained]
+        return all(one.grad is None and self.reduced(weight) is None for one, weight in self._parameters)
 
     def value(self, weight: Weight) -> torch.Tensor | None:
         """The weight that the optimizer updates."""
