@@ -113,6 +113,48 @@ def test_the_discriminator_in_the_step_of_the_generator(order):
     assert all(norms)
 
 
+def test_two_networks_in_one_module_whose_first_optimizer_is_followed():
+    """As in Lightning's manual optimization: a batch is said to be a micro-step, and its forward ends at the first
+    backward. What the discriminator runs in a batch is none of the generator's next step."""
+
+    def train(watch):
+        torch.manual_seed(0)
+        both = nn.ModuleDict({"g": mlp(2, 4), "d": mlp(4, 1)})
+        g, d = (torch.optim.Adam(both[name].parameters(), lr=0.01) for name in ("g", "d"))
+        watch(both, g)
+        for _ in range(3):
+            if attachment:
+                attachment[0].begin_micro_step()
+            loss = -both["d"](both["g"](torch.randn(3, 2))).mean()
+            if attachment:
+                attachment[0].end_micro_step(loss)
+            loss.backward()
+            g.step()
+            both.zero_grad()
+            both["d"](both["g"](torch.randn(3, 2)).detach()).mean().backward()
+            d.step()
+            both.zero_grad()
+        return weights(both), None
+
+    attachment = []
+    expected, _ = train(lambda *_: None)
+    made = []
+
+    def watch(model, optimizer):
+        made.append(Monitored(model, optimizer, **EVERYTHING))
+        attachment.append(made[0].attachment)
+
+    found, _ = train(watch)
+    made[0].close()
+    assert found == expected
+    seen = made[0]
+    assert [event.last_micro_step for event in seen.recorder.events] == [0, 0, 0]
+    for name in ("g.0.output", "d.0.output"):
+        steps = micro_steps(seen, "actv", name)
+        assert {step: steps[step] for step in range(3)} == {0: [0], 1: [0], 2: [0]}
+    assert not [name for _, name, step, _ in seen.recorder.rows if "@" in name and step < 3]
+
+
 class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -157,6 +199,7 @@ def test_a_module_is_called_before_its_root_is():
 
     seen = compare(train)
     assert micro_steps(seen, "actv", "2.output") == {0: [0], 1: [0]}
+    assert [event.last_micro_step for event in seen.recorder.events] == [0, 0]
 
 
 def test_training_in_evaluation_mode():

@@ -19,8 +19,8 @@ class TrainingForwards:
     * An evaluation between two steps (without gradients, or with a root in evaluation mode) is not part of the
       training; nor is what another thread does without gradients. A root that is trained in evaluation mode was never
       in training mode, or a backward has begun at its output.
-    * Where the root itself is never called, a micro-step begins with the first call of one of its modules, and again
-      with the first after a backward.
+    * A module that is called before its root begins the step's first micro-step; where the root itself is never called,
+      so does the first after each backward.
     * A forward whose gradients are gone again when the next one, or its backward, begins is none of the step's: the
       discriminator's in the step of the generator.
     """
@@ -42,6 +42,8 @@ class TrainingForwards:
         """Training forwards that are running, in whatever thread."""
         self._called = [False for _ in models]
         """Whether the root itself was called."""
+        self._alone = [False for _ in models]
+        """Whether the micro-step in flight began with a call of one of its modules."""
         self._in_eval: list[bool | None] = [None for _ in models]
         """Whether it is trained in evaluation mode; None: it was never in training mode."""
         self._reached: dict[tuple[int, int], int] = {}
@@ -76,8 +78,8 @@ class TrainingForwards:
         training = running.inside[stage] = self._training(stage)
         if training:
             self._open[stage] += 1
-            goes_on = not self._called[stage] and self._goes_on(stage)
-            self._called[stage] = True
+            goes_on = self._alone[stage] and self._goes_on(stage)
+            self._called[stage], self._alone[stage] = True, False
             self._begin(stage, goes_on)
 
     def leave(self, stage: int, output: Any) -> None:
@@ -98,7 +100,7 @@ class TrainingForwards:
 
     def leave_alone(self, stage: int, output: Any) -> None:
         """A module that no other has called has ended."""
-        if not self._called[stage]:
+        if self._alone[stage]:
             self._watch(stage, output)
 
     def recording(self, stage: int) -> bool:
@@ -114,7 +116,9 @@ class TrainingForwards:
             return True
         if inside is None:
             inside = self._training(stage)
-            if inside and not self._called[stage] and not self._goes_on(stage):
+            begun = self.clock.has_begun(stage) and (self._called[stage] or self._goes_on(stage))
+            if inside and not begun:
+                self._alone[stage] = True
                 self._begin(stage, goes_on=False)
         return inside
 
