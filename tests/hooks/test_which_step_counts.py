@@ -251,6 +251,45 @@ def test_gradients_that_a_program_assigns_need_no_forward():
     assert len(monitored(make).recorder.events) == 3
 
 
+def test_another_optimizer_takes_the_place_in_the_last_step():
+    """Whether it has is known when the monitor is closed."""
+
+    def make(model):
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+
+        def loop():
+            for step in range(3):
+                backward(model)
+                optimizers[step == 2].step()
+                optimizers[0].zero_grad()
+                yield
+
+        return optimizers[0], loop()
+
+    seen = monitored(make)
+    assert len(seen.recorder.events) == 3
+    assert column(seen, "param_updated", "0.weight").keys() == {0, 1, 2}
+
+
+def test_optimizers_that_are_made_in_every_step():
+    def make(model):
+        given = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loop():
+            for _ in range(300):
+                backward(model)
+                torch.optim.SGD(model.parameters(), lr=0.1).step()
+                given.zero_grad()
+                yield
+
+        return given, loop()
+
+    seen = monitored(make)
+    assert len(seen.recorder.events) == 300
+    assert len(seen.notes) == 1
+    assert len(seen.attachment._steps._others) < 10
+
+
 def test_another_optimizer_takes_the_place(caplog):
     def make(model):
         first = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

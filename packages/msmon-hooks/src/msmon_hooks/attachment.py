@@ -87,10 +87,11 @@ class Attachment:
         """Name, shape, dtype and parts of every parameter, as `run.json` has them."""
         return [] if self._readers is None else self._readers.describe()
 
-    def close(self) -> None:
-        """Take every hook and patch off; harmless when called again."""
+    def close(self, *, flush: bool = True) -> None:
+        """Take every hook and patch off; harmless when called again. `flush`: a step that may not be over yet is."""
         try:
-            self._switching.run(self._steps.flush)
+            if flush:
+                self._switching.run(self._steps.flush)
             self._read_nothing()
         finally:
             self._registrations.close()
@@ -208,13 +209,16 @@ class Attachment:
         if self._readers is not None:
             self._readers.follow(optimizer)
 
-    def followed(self, optimizer: Any, text: str) -> None:
+    def followed(self, optimizer: Any) -> None:
         """Another optimizer has taken the place of the one that was given."""
         self.follow(optimizer)
         self.loss_scale.follow(optimizer)
-        self._coverage.note(f"from step {self._clock.step - 1}: {text}")
         if self._readers is not None:
             self._readers.model_changed()
+
+    def note(self, text: str) -> None:
+        """Something that the reader of the files should know."""
+        self._coverage.note(text)
 
     def step_raised(self) -> None:
         """The optimizer's step has raised, and the training goes on."""

@@ -39,8 +39,11 @@ class Listener(Protocol):
     def follow(self, optimizer: Any) -> None:
         """Another optimizer is about to step; it may have taken the place of the one that was given."""
 
-    def followed(self, optimizer: Any, text: str) -> None:
-        """It has. `text` says so."""
+    def followed(self, optimizer: Any) -> None:
+        """It has."""
+
+    def note(self, text: str) -> None:
+        """Something that the reader of the files should know."""
 
 
 class Called(Protocol):

@@ -241,7 +241,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         # Not closed: files and start file are those of the parent.
         self._switch = self._session = self._period = None
         if attachment is not None:
-            Guarded("hooks").run(attachment.close)
+            Guarded("hooks").run(attachment.close, flush=False)
 
     def _monitored(self, config: Config) -> bool:
         return bool(config.monitors) and (not config.module_ranks or self._rank in config.module_ranks)

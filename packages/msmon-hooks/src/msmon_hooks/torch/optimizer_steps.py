@@ -106,6 +106,8 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         known = self._others.get(id(optimizer))
         groups = len(optimizer.param_groups)
         if known is None or known[1]() is not optimizer or known[2] != groups:
+            # Loops may make new ones without end.
+            self._others = {key: entry for key, entry in self._others.items() if entry[1]() is not None}
             known = self._others[id(optimizer)] = self._examine(optimizer), weakref.ref(optimizer), groups
         return known[0]
 
@@ -113,9 +115,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         if any(one.optimizer() is optimizer for one in self._hooked):
             return None
         calls = StepCalls(self, optimizer)
-        models = (model() for model in self._models)
-        watched = {id(parameter) for model in models if model is not None for parameter in model.parameters()}
-        return calls if not watched.isdisjoint(calls.parameters) else None
+        return None if self._watched_parameters().isdisjoint(calls.parameters) else calls
 
     # Calls of steps
 
@@ -180,13 +180,15 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def _home(self, calls: StepCalls) -> StepCalls | None:
         """The given one that has this one inside."""
-        optimizer = calls.optimizer()
-        return next((one for one in self._given if any(inner is optimizer for inner in self._inside(one))), None)
+        return next((one for one in self._given if calls in self._inside(one)), None)
 
-    @staticmethod
-    def _inside(calls: StepCalls) -> list[Any]:
-        outer = calls.optimizer()
-        return [one for one in nested_optimizers(outer) if one is not outer]
+    def _inside(self, calls: StepCalls) -> list[StepCalls]:
+        """The optimizers inside of one that run hooks and train weights that are watched. Looked for once."""
+        if calls.inside is None:
+            outer = calls.optimizer()
+            found = (one for one in nested_optimizers(outer) if one is not outer and runs_hooks(one))
+            calls.inside = [one for inner in found if (one := self.other(inner)) is not None]
+        return calls.inside
 
     def _versions(self, calls: StepCalls) -> int:
         """A number that grows when an operation in place changes a weight."""
@@ -194,9 +196,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         return sum(p._version for model in models for p in model.parameters() if id(p) in calls.parameters)
 
     def _has_others_inside(self, calls: StepCalls) -> bool:
-        if not self._models or calls.count:
-            return False
-        return any(runs_hooks(one) and self.other(one) is not None for one in self._inside(calls))
+        return bool(self._models) and not calls.count and bool(self._inside(calls))
 
     def _is_given(self, calls: StepCalls) -> None:
         """One of the given ones steps: what others did meanwhile was done beside it."""
@@ -210,17 +210,25 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def _may_replace(self, calls: StepCalls) -> bool:
         """Whether an optimizer that nobody has given may have taken the place of those that were."""
-        own = [one.parameters for one in self._given]
-        watched = {id(p) for model in self._models if (one := model()) is not None for p in one.parameters()}
-        own = [parameters & watched for parameters in own]
-        trains_same = any(parameters & calls.parameters for parameters in own) or not any(own)
-        if calls.beside or not trains_same or not self._listener.in_step:
+        if calls.beside or not self._listener.in_step or not self._trains_the_same(calls):
             return False
         if calls in self._waiting:
             self._replace()
         self._waiting.append(calls)
         self._listener.follow(_joined(self._waiting))
         return True
+
+    def _trains_the_same(self, calls: StepCalls) -> bool:
+        """Whether it has parameters that the given ones have; where these have none that are watched, all count."""
+        if calls.competes is None:
+            watched = self._watched_parameters()
+            own = frozenset[int]().union(*(one.parameters for one in self._given)) & watched
+            calls.competes = not own.isdisjoint(calls.parameters) if own else True
+        return calls.competes
+
+    def _watched_parameters(self) -> set[int]:
+        models = (one for model in self._models if (one := model()) is not None)
+        return {id(parameter) for model in models for parameter in model.parameters()}
 
     def _replace(self) -> None:
         """Those that wait have taken the place of the given ones."""
@@ -231,12 +239,16 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         for one in waiting:
             one.given = True
         self._given = waiting
+        for known, _, _ in self._others.values():
+            if known is not None:
+                known.competes = None
         optimizer = _joined(waiting)
         text = _FOLLOWED.format(", ".join(type(one).__name__ for one in members(optimizer)))
+        self._listener.followed(optimizer)
         if text not in self._told:
             self._told.add(text)
             logger.warning("step %d: %s", self._listener.step, text)
-        self._listener.followed(optimizer, text)
+            self._listener.note(f"from step {self._listener.step - 1}: {text}")
 
     def _creates_state(self, calls: StepCalls) -> bool:
         """Whether this is a step on gradients of zero that is there to make the optimizer create its state: nothing of
@@ -261,7 +273,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
                 self._end(result, skipped=all(self._done.values()))
 
     def _all_inside_have(self, calls: StepCalls) -> bool:
-        inside = [other for one in self._inside(calls) if runs_hooks(one) and (other := self.other(one)) is not None]
+        inside = self._inside(calls)
         return bool(inside) and all(one in self._done for one in inside)
 
     def _end(self, result: Any, *, skipped: bool) -> None:

@@ -39,7 +39,7 @@ class StepCalls:
 
     def __init__(self, owner: Owner, optimizer: Any) -> None:
         self.guard = owner.guard
-        self.optimizer: Callable[[], Any] = weakref.ref(optimizer)
+        self.optimizer: Callable[[], Any] = _reference(optimizer)
         self.runs_hooks = runs_hooks(optimizer)
         self.parameters = frozenset(id(one) for group in param_groups(optimizer) for one in group["params"])
         """`id` of what it trains."""
@@ -60,6 +60,10 @@ class StepCalls:
         """Whether one inside has stepped in this call."""
         self.ignored = False
         """Whether this call is no step."""
+        self.inside: list[StepCalls] | None = None
+        """The optimizers inside of it, once they were looked for."""
+        self.competes: bool | None = None
+        """Whether it trains what the given ones train, once that was asked."""
         self._owner = weakref.ref(owner)
         self._nested = 0
 
@@ -125,6 +129,13 @@ class StepCalls:
             calls += frame.f_code is _RUNS_HOOKS and frame.f_locals.get("self") is optimizer
             frame = frame.f_back
         return calls
+
+
+def _reference(optimizer: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(optimizer)
+    except TypeError:  # an object with slots of its own
+        return lambda: optimizer
 
 
 def runs_hooks(optimizer: Any) -> bool:
