@@ -54,7 +54,9 @@ def trained(*, engine: str, output: str, seeds: list[int], **variant: Any) -> di
         errors: list[str] = []
         handler = logging.Handler(logging.ERROR)
         handler.emit = lambda record, errors=errors: errors.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("msmon").addHandler(handler)
+        loggers = [logging.getLogger(name) for name in ("msmon", "msmon_io")]
+        for logger in loggers:
+            logger.addHandler(handler)
         with pytest.MonkeyPatch.context() as patch:
             chance = faults.at_random(seed * 100 + torch.distributed.get_rank(), 0.001 * 10 ** (seed % 3))
             raising = faults.Faults(places, chance, patch)
@@ -62,7 +64,8 @@ def trained(*, engine: str, output: str, seeds: list[int], **variant: Any) -> di
             monitor = make_monitor(one, Path(output) / str(seed), **CONFIG, mg_direction=True)
             outcome = _train(one)
             monitor.close()
-        logging.getLogger("msmon").removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
         answer["monitored"].append((outcome, raising.raised, errors))
     return answer
 

@@ -96,6 +96,10 @@ def test_every_line_of_a_file_is_judged(tmp_path: Path) -> None:
     assert [str(one) for one in broken] == [
         f"{path}:3: could not convert string to float: 'x'; the line is passed over"
     ]
+    # What is one line to a reader of lines and two to Arrow, or two and one.
+    for text in ("0,a,0,0,1,2\r0,b,0,0,1,2\n", '0,"a,0,0,1,2\n0,b",0,0,1,2\n'):
+        path.write_bytes((header + text).encode())
+        assert arrow_rows(path) == plain_rows(path)
     for text in ("", "vpp_stage", "a,b\n", header.replace("max", "norm"), header.replace("max", r"\x6eorm"), "\r\r\n"):
         path.write_text(text)
         assert read_arrow(path, on_broken=broken.append) is None

@@ -32,6 +32,13 @@ def test_a_smaller_launch_after_a_larger_one(tmp_path: Path) -> None:
     assert all(launch.is_whole for launch in launches(tmp_path))
 
 
+def test_world_sizes_alone_tell(tmp_path: Path) -> None:
+    """No rank is there twice, and the pause is short."""
+    make(tmp_path, "Mar01_10-00-00", range(4, 8), 8)
+    make(tmp_path, "Mar01_10-03-00", range(4), 4)
+    assert found(tmp_path) == ["Mar01_10-00-00 (ranks 4 to 7 of 8)", "Mar01_10-03-00 (ranks 0 to 3 of 4)"]
+
+
 @pytest.mark.parametrize("world_size", [4, None])
 def test_fewer_ranks_of_as_many(tmp_path: Path, world_size: int | None) -> None:
     """Nothing but time tells that ranks 2 and 3 are of the first launch; a rank that is there twice says where."""

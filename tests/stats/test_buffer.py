@@ -9,6 +9,7 @@ import torch
 from msmon_stats import numpy as array_backend
 from msmon_stats import partial
 from msmon_stats.torch import PartialBuffer
+from msmon_stats.torch import buffer as torch_buffer
 
 
 @pytest.fixture(params=["cpu", "operators"])
@@ -47,6 +48,41 @@ def test_more_rows_than_a_page(buffer):
     handles = buffer.measure(tensors, 1e-8)
     matrix = buffer.transfer().matrix()
     assert matrix[:, 5].tolist() == [*range(150), *range(150)]
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_rows_for_which_there_is_no_memory_leave_the_others_alone(buffer, monkeypatch, failing):
+    allocations = []
+    make = torch_buffer._allocator
+
+    def allocator(device):
+        allocate = make(device)
+
+        def or_fail(rows):
+            allocations.append(rows)
+            if len(allocations) == failing:
+                raise MemoryError
+            return allocate(rows)
+
+        return or_fail
+
+    monkeypatch.setattr(torch_buffer, "_allocator", allocator)
+    known = {}
+    for i in range(500):
+        try:
+            (handle,) = buffer.measure([torch.full((2,), float(i))], 1e-8)
+        except MemoryError:
+            continue
+        known[handle] = i
+    assert list(known) == list(range(499))
+    matrix = buffer.transfer().matrix()
+    assert matrix[:, 5].tolist() == list(known.values())
+    # Nothing at all was taken: nothing to transfer.
+    allocations.clear()
+    failing = 1
+    with pytest.raises(MemoryError):
+        buffer.measure([torch.ones(2)], 1e-8)
+    assert buffer.transfer().matrix().shape == (0, 8)
 
 
 @pytest.mark.parametrize("scale", [1024.0, torch.tensor(1024.0), torch.tensor(1024.0, dtype=torch.float64)])

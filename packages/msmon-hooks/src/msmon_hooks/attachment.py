@@ -106,9 +106,9 @@ class Attachment:
         """
         self._read_nothing()
         if self._models:
-            calls = self._hooks.call_hooks()
-            calls.add(self._models[0], _Closes(Guarded("the end of collection"), self))
-            self._registrations.callback(calls.close)
+            call_hooks = self._hooks.call_hooks()
+            call_hooks.add(self._models[0], _Closes(Guarded("the end of collection"), self))
+            self._registrations.callback(call_hooks.close)
 
     def reattach(self, request: Request | None, observer: Observer, coverage: Coverage) -> None:
         """Read something else from now on; None: nothing, and only the optimizer's step is still noticed.
@@ -166,7 +166,7 @@ class Attachment:
             readers.close()
 
     def _failed(self, name: str, reason: str) -> None:
-        self._coverage.part_failed(name, reason)
+        self._coverage.switched_off(name, reason)
 
     # See `msmon_hooks.optimizer_steps.Listener`.
 

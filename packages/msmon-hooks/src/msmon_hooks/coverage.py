@@ -75,12 +75,12 @@ class Coverage:
         with self._lock:
             self._notes[text] = None
 
-    def part_failed(self, part: str, reason: str) -> None:
+    def switched_off(self, name: str, reason: str) -> None:
         """What a `msmon_hooks.Guarded` calls when it is switched off."""
-        self.note(f"{part}: switched off after {reason}")
+        self.note(f"{name}: switched off after {reason}")
 
     def skipped_step(self, step: int) -> None:
-        """A step whose update the loss scaler skipped."""
+        """A step without an update: the loss scaler skipped it, or the optimizer raised."""
         with self._lock:
             self._skipped_steps[step] = None
 

@@ -102,7 +102,7 @@ class StepEnd:
     sampled: bool
     """Whether tensors were recorded in it."""
     skipped: bool = False
-    """Whether a loss scaler skipped the optimizer's update."""
+    """Whether there was no update: a loss scaler skipped it, or the optimizer raised."""
     last_micro_step: int = 0
     """Index of the last micro-step that began, 0 where none did."""
     skip_handle: int = -1

@@ -64,7 +64,7 @@ class GradientSource:
         optimizer: Any,
         *,
         main_grad: bool = True,
-        groups: ProcessGroups | None = None,
+        process_groups: ProcessGroups | None = None,
         coverage: Coverage | None = None,
     ) -> None:
         self.models = models
@@ -72,12 +72,12 @@ class GradientSource:
         """The one whose `step` is a step of the training: what the script passed, unwrapped from accelerate and its
         like, or what the engine has in its place."""
         self.main_grad = main_grad
-        self.groups = groups or ProcessGroups()
+        self.process_groups = process_groups or ProcessGroups()
         self.coverage = coverage or Coverage()
         """For `note(text)`: what the reader of the files should know."""
-        self.guard = Guarded("gradients before the reduction", self.coverage.part_failed)
+        self.guard = Guarded("gradients before the reduction", self.coverage.switched_off)
         """Of hooks, and of whatever else reads the engine's inside, which may differ in another version."""
-        self.update_guard = Guarded("gradients after the reduction", self.coverage.part_failed)
+        self.update_guard = Guarded("gradients after the reduction", self.coverage.switched_off)
         """The same for what is read in the middle of the optimizer's step."""
         self._trained: set[int] | None = None
 
@@ -162,9 +162,9 @@ class GradientSource:
             return True
         # Megatron marks the parameters that are split over the tensor-parallel group.
         split = getattr(weight.parameter, "tensor_model_parallel", False)
-        if not split and not self.groups.writes_for(self.groups.tensor_parallel):
+        if not split and not self.process_groups.writes_for(self.process_groups.tensor_parallel):
             return False
-        return data_type != "grad_reduced" or self.groups.writes_for(self.groups.data_parallel)
+        return data_type != "grad_reduced" or self.process_groups.writes_for(self.process_groups.data_parallel)
 
     def describe(self, weight: Weight) -> dict[str, Any]:
         """The parameter's entry in `run.json`: the whole, and this rank's parts by what they are parts of.

@@ -52,19 +52,22 @@ class L2Hooks:
     What cannot be computed (one input, 3-D queries, a sharded weight) is said once and has no row.
     """
 
-    def __init__(self, recording: Recording, forwards: TrainingForwards, calls: CallHooks) -> None:
+    def __init__(self, recording: Recording, forwards: TrainingForwards, call_hooks: CallHooks) -> None:
         self.framework = recording.framework
         self.clock = recording.clock
         self.guard = recording.guards("L2 features")
         self._recording = recording
         self._coverage = recording.coverage
         self._forwards = forwards
-        self._calls = calls
+        self._call_hooks = call_hooks
+        self._hooked: list[tuple[Any, BeforeCall | AfterCall]] = []
         self._weights: list[_Use] = []
         self._reported: set[str] = set()
 
     def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames) -> None:
         """Hook the modules of every feature; called again, those of the model as it is now."""
+        for module, hook in self._hooked:
+            self._call_hooks.remove(module, hook)
         self.close()
         for kind, feature in self._recording.request.l2_features.items():
             targets = Targets({name: Sides() for name in feature.modules})
@@ -88,7 +91,8 @@ class L2Hooks:
             self._weights.append(use)
             return
         hook = _Attention(self, use) if use.kind == "attention_hook" else _Logits(self, use)
-        self._calls.add(use.module, hook)
+        self._call_hooks.add(use.module, hook)
+        self._hooked.append((use.module, hook))
 
     def _report_unmatched(self, kind: str, targets: Targets, known: list[str]) -> None:
         for text in targets.unmatched(f"l2_targets.{kind}", known):
@@ -145,8 +149,8 @@ class L2Hooks:
         logger.warning("l2_targets.%s: %s cannot be computed: %s", use.kind, name, reason)
 
     def close(self) -> None:
-        """Take the hooks off, and let go of the model."""
-        self._calls.close()
+        """Let go of the model."""
+        self._hooked.clear()
         self._weights.clear()
 
 

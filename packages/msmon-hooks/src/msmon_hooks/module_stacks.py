@@ -26,18 +26,18 @@ class StackHooks:
     """Keeps the call stack of the first call of each module, and hands the stacks to `Request.on_stacks`, once, after
     the first step: module name (and stage prefix) to stack."""
 
-    def __init__(self, recording: Recording, forwards: TrainingForwards, calls: CallHooks) -> None:
+    def __init__(self, recording: Recording, forwards: TrainingForwards, call_hooks: CallHooks) -> None:
         self.guard = recording.guards("call stacks")
         self._recording = recording
         self._forwards = forwards
-        self._calls = calls
+        self._call_hooks = call_hooks
         self._stacks: dict[str, str] = {}
 
     def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames) -> None:
         """Hook the modules that are asked for."""
         for (stage, name), module in modules.items():
             if self._recording.request.targets.module(stage, name) is not None:
-                self._calls.add(module, _Calls(self, f"{stage}:{names(stage, name)}", stage))
+                self._call_hooks.add(module, _Calls(self, f"{stage}:{names(stage, name)}", stage))
 
     def called(self, key: str, stage: int) -> None:
         """A module is about to run."""
@@ -51,7 +51,7 @@ class StackHooks:
 
     def close(self) -> None:
         """Take the hooks off."""
-        self._calls.close()
+        self._call_hooks.close()
 
 
 class _Calls(BeforeCall):

@@ -24,12 +24,12 @@ class StructureHooks:
     """Describes the first call of each module, and which of its tensors got a gradient; hands the document to
     `Request.on_structure`, once, after the first step."""
 
-    def __init__(self, recording: Recording, forwards: TrainingForwards, calls: CallHooks) -> None:
+    def __init__(self, recording: Recording, forwards: TrainingForwards, call_hooks: CallHooks) -> None:
         self.guard = recording.guards("module structure")
         self._recording = recording
         self._framework = recording.framework
         self._forwards = forwards
-        self._calls = calls
+        self._call_hooks = call_hooks
         self._open: dict[str, dict[str, str]] = {}
         self._seen: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
         self._gradients: dict[str, dict[str, dict[str, str | None]]] = {}
@@ -38,8 +38,8 @@ class StructureHooks:
     def attach(self, modules: Mapping[tuple[int, str], Any]) -> None:
         """Hook every module."""
         for (stage, name), module in modules.items():
-            self._calls.add(module, _Enters(self, f"{stage}:{name}", stage))
-            self._calls.add(module, _Leaves(self, f"{stage}:{name}"))
+            self._call_hooks.add(module, _Enters(self, f"{stage}:{name}", stage))
+            self._call_hooks.add(module, _Leaves(self, f"{stage}:{name}"))
 
     def enter(self, key: str, stage: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run."""
@@ -88,7 +88,7 @@ class StructureHooks:
     def close(self) -> None:
         """Take the hooks off."""
         self._tensor_hooks.close()
-        self._calls.close()
+        self._call_hooks.close()
 
 
 class _Enters(BeforeCall):

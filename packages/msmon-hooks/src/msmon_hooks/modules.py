@@ -64,13 +64,20 @@ class ModuleHooks:
     graph, so in-place operations and the order of summation stay what they were.
     """
 
-    def __init__(self, recording: Recording, forwards: TrainingForwards, gradients: ActivationGradients | None) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        forwards: TrainingForwards,
+        call_hooks: CallHooks,
+        gradients: ActivationGradients | None,
+    ) -> None:
         self.guard = recording.guards("activations")
         self.clock = recording.clock
         self._recording = recording
         self._framework = recording.framework
         self._coverage = recording.coverage
         self._forwards = forwards
+        self._call_hooks = call_hooks
         self._gradients = gradients
         self._forward = recording.request.activations
         self._data_type = "actv" if self._forward else "actv_grad"
@@ -80,13 +87,12 @@ class ModuleHooks:
         self._called = self._explained = False
         self._next_end = count().__next__
 
-    def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames, calls: CallHooks) -> None:
+    def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames) -> None:
         """Hook every module that is asked for. Called again, what has changed since.
 
         Args:
             modules: stage and plain name to module, for all modules.
             names: what rows call them.
-            calls: takes the hooks.
         """
         wanted: dict[tuple[int, str], tuple[Any, Sides]] = {}
         for (stage, name), module in modules.items():
@@ -100,8 +106,8 @@ class ModuleHooks:
         for key, hooked in list(self._hooked.items()):
             if key not in wanted or wanted[key][0] is not hooked.module:
                 del self._hooked[key]
-                calls.remove(hooked.module, hooked.enter)
-                calls.remove(hooked.module, hooked.leave)
+                self._call_hooks.remove(hooked.module, hooked.enter)
+                self._call_hooks.remove(hooked.module, hooked.leave)
                 if not hooked.enter.site.called:
                     self._explain(hooked.enter.site, "removed from the model")
         for key, (module, sides) in wanted.items():
@@ -110,8 +116,8 @@ class ModuleHooks:
             stage, name = key
             site = known.get(key) or Site(names(stage, name), stage, sides)
             hooked = self._hooked[key] = _Hooked(module, _Enter(self, site), _Leave(self, site))
-            calls.add(module, hooked.enter)
-            calls.add(module, hooked.leave)
+            self._call_hooks.add(module, hooked.enter)
+            self._call_hooks.add(module, hooked.leave)
             if not site.called:
                 why = unseen.get(id(module))
                 reason = NOT_FIRED if why is None else f"{NOT_FIRED}: {why}"

@@ -6,16 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msmon_hooks.adam import AdamSettings
-from msmon_hooks.clock import Clock
-from msmon_hooks.coverage import Coverage
 from msmon_hooks.data_types import ADAM_HISTOGRAM
-from msmon_hooks.events import Observer, TensorRef
-from msmon_hooks.framework import Framework
+from msmon_hooks.events import TensorRef
 from msmon_hooks.gradients import GradientSource
-from msmon_hooks.guard import Guarded
 from msmon_hooks.parameter_state import MOMENTS, ParameterState
 from msmon_hooks.parameters import Weight
-from msmon_hooks.ref_cache import RefCache
+from msmon_hooks.recording import Recording
 
 DIRECTION = "other"
 """The data type of rows of `mg_direction`."""
@@ -27,37 +23,26 @@ class MomentumHooks:
     Args:
         sign_agreement: as `msmon_hooks.Request` has it, but given a momentum of None before the first update;
             `ValueError` where there is none. None: not asked for.
-        adam_histograms: see `msmon_hooks.Request`; None: not asked for.
         settings: `settings(optimizer)(weight)`: how the moments were accumulated, or None.
     """
 
     def __init__(
         self,
-        *,
-        framework: Framework,
+        recording: Recording,
         weights: Sequence[Weight],
         source: GradientSource,
-        clock: Clock,
-        observer: Observer,
-        coverage: Coverage,
-        directions: Guarded,
-        histograms: Guarded,
+        *,
         sign_agreement: Callable[[Any, Any], Any] | None,
-        adam_histograms: Callable[..., Any] | None,
         settings: Callable[[Any], Callable[[Weight], AdamSettings | None]],
     ) -> None:
         self.weights = list(weights)
-        self._framework = framework
+        self._recording = recording
         self._source = source
-        self._clock = clock
-        self._observer = observer
-        self._coverage = coverage
-        self._directions = directions
-        self._histograms = histograms
+        self._directions = recording.guards("agreement of gradient and momentum")
+        self._histograms = recording.guards("histograms of Adam's update")
         self._sign_agreement = sign_agreement
-        self._adam_histograms = adam_histograms
+        self._adam_histograms = recording.request.adam_histograms
         self._settings = settings
-        self._refs = RefCache()
         self._updates = 0
         self._consumed: set[int] = set()
         self._begun: set[int] = set()
@@ -67,19 +52,19 @@ class MomentumHooks:
         for weight in self.weights:
             reason = "no gradient" if weight.parameter.requires_grad else "frozen"
             if sign_agreement is not None:
-                coverage.expect(DIRECTION, weight.name, reason, stage=weight.vpp_stage)
-            if adam_histograms is not None:
+                recording.coverage.expect(DIRECTION, weight.name, reason, stage=weight.vpp_stage)
+            if self._adam_histograms is not None:
                 unlike = "the optimizer has no moments of Adam's kind"
-                coverage.expect(ADAM_HISTOGRAM, weight.name, unlike, stage=weight.vpp_stage)
+                recording.coverage.expect(ADAM_HISTOGRAM, weight.name, unlike, stage=weight.vpp_stage)
 
     def step_begins(self, updating: Collection[int] | None) -> None:
         """The moments are those of the last update. `updating`: see `msmon_hooks.weights.WeightHooks.step_begins`."""
-        if self._clock.sampled and self._adam_histograms is not None:
+        if self._recording.clock.sampled and self._adam_histograms is not None:
             self._histograms.run(self._read_histograms, self._adam_histograms, updating)
 
     def gradients_ready(self, updating: Collection[int] | None) -> None:
         """The gradients are those of the coming update."""
-        if self._clock.sampled and self._sign_agreement is not None:
+        if self._recording.clock.sampled and self._sign_agreement is not None:
             self._directions.run(self._read_directions, self._sign_agreement, updating)
 
     def step_ends(self) -> None:
@@ -108,9 +93,9 @@ class MomentumHooks:
                 self._miss(DIRECTION, weight, reason_of(error))
                 continue
             self._miss(DIRECTION, weight, None)
-            refs.append(self._ref(DIRECTION, weight, self._framework.dtype(gradient)))
+            refs.append(self._ref(DIRECTION, weight, self._recording.framework.dtype(gradient)))
             numbers.append(number)
-        self._observer.record(refs, self._observer.measure(numbers) if numbers else [])
+        self._recording.observer.record(refs, self._recording.observer.measure(numbers) if numbers else [])
 
     def _momentum(self, weight: Weight, state: ParameterState, *, kept: bool) -> Any:
         """What the gradient will be added to; None before the first update.
@@ -144,7 +129,7 @@ class MomentumHooks:
                 continue
             try:
                 first, second = (state.get(name) for name in MOMENTS)
-                shapes = [self._framework.shape(moment) for moment in (first, second)]
+                shapes = [self._recording.framework.shape(moment) for moment in (first, second)]
                 if shapes[0] != shapes[1]:
                     raise ValueError(f"moments {tuple(shapes[0])} and {tuple(shapes[1])} differ in shape")
                 counts = adam_histograms(first, second, step=settings.step, betas=settings.betas, eps=settings.eps)
@@ -152,9 +137,9 @@ class MomentumHooks:
                 self._miss(ADAM_HISTOGRAM, weight, str(error))
                 continue
             self._miss(ADAM_HISTOGRAM, weight, None)
-            refs.append(self._ref(ADAM_HISTOGRAM, weight, self._framework.dtype(first)))
-            handles.append(self._observer.put(counts))
-        self._observer.record(refs, handles)
+            refs.append(self._ref(ADAM_HISTOGRAM, weight, self._recording.framework.dtype(first)))
+            handles.append(self._recording.observer.put(counts))
+        self._recording.observer.record(refs, handles)
 
     def _miss(self, data_type: str, weight: Weight, reason: str | None) -> None:
         """There is no row now, or there is one again (None)."""
@@ -164,12 +149,12 @@ class MomentumHooks:
                 del self._missing[key]
             else:
                 self._missing[key] = reason
-            self._coverage.lose(data_type, weight.name, reason, stage=weight.vpp_stage)
+            self._recording.coverage.lose(data_type, weight.name, reason, stage=weight.vpp_stage)
 
     def _ref(self, data_type: str, weight: Weight, dtype: str) -> TensorRef:
-        number = self._clock.next_call_id()
+        number = self._recording.clock.next_call_id()
         order = (weight.index,)
-        return self._refs.ref(data_type, weight.name, weight.vpp_stage, None, number, order, (), dtype)
+        return self._recording.refs.ref(data_type, weight.name, weight.vpp_stage, None, number, order, (), dtype)
 
 
 def reason_of(error: Exception) -> str:

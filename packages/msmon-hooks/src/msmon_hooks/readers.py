@@ -63,22 +63,29 @@ class Readers:
         self._steps = steps
         self._registrations = Registrations()
         self._of_weights = Registrations()
-        self._calls = hooks.call_hooks()
+        self._call_hooks = hooks.call_hooks()
         self._module_names = ShortNames(enabled=request.short_names)
         self._weight_names = ShortNames(enabled=request.short_names)
         self._all_weights = source.weights()
         self._momentum: MomentumHooks | None = None
         self._parameters = guards("parameters")
         forwards = self.forwards = TrainingForwards(recording, models, guards("micro-steps", self._micro_steps_failed))
-        self._gradients = ActivationGradients(recording) if request.activation_gradients else None
-        reads = request.activations or request.activation_gradients
-        self._activations = ModuleHooks(recording, forwards, self._gradients) if reads else None
-        self._features = L2Hooks(recording, forwards, hooks.call_hooks()) if request.l2_features else None
-        self._structure = StructureHooks(recording, forwards, hooks.call_hooks()) if request.on_structure else None
-        self._stacks = StackHooks(recording, forwards, hooks.call_hooks()) if request.on_stacks else None
+        self._activations: ModuleHooks | None = None
+        self._features: L2Hooks | None = None
+        self._structure: StructureHooks | None = None
+        self._stacks: StackHooks | None = None
         self._collectives: CollectiveRows | None = None
         self._begun = False
         self._changes: Any = None
+        if request.activations or request.activation_gradients:
+            gradients = ActivationGradients(recording) if request.activation_gradients else None
+            self._activations = ModuleHooks(recording, forwards, self._call_hooks, gradients)
+        if request.l2_features:
+            self._features = L2Hooks(recording, forwards, self._call_hooks)
+        if request.on_structure is not None:
+            self._structure = StructureHooks(recording, forwards, hooks.call_hooks())
+        if request.on_stacks is not None:
+            self._stacks = StackHooks(recording, forwards, hooks.call_hooks())
         if request.collectives is not None:
             self._collectives = hooks.collective_rows(recording, request.collectives)
 
@@ -89,7 +96,7 @@ class Readers:
         recording, guards, owned = self.recording, self.recording.guards, self._registrations
         owned.callback(guards.stop)
         owned.callback(self._models.clear)
-        for one in (self._calls, self._of_weights, self.forwards):
+        for one in (self._call_hooks, self._of_weights, self.forwards):
             owned.callback(one.close)
         for reader in (self._activations, self._features, self._structure, self._stacks):
             if reader is not None:
@@ -101,14 +108,14 @@ class Readers:
         if self._activations is not None:
             self.forwards.restarted.append(self._activations.forget)
         self.forwards.before += [self._steps.forward_begins, self._check_length]
-        self.forwards.attach(self._calls)
+        self.forwards.attach(self._call_hooks)
         modules = self._hooks.named_modules(self._models)
         self._attach_modules(modules)
         if self._structure is not None:
             self._structure.guard.run(self._structure.attach, modules)
         if self._stacks is not None:
             self._stacks.guard.run(self._stacks.attach, modules, self._module_names)
-        self.forwards.attach_ends(self._calls)
+        self.forwards.attach_ends(self._call_hooks)
         if self._collectives is not None:
             self._collectives.guard.run(self._collectives.attach, owned)
         self._parameters.run(self._attach_weights)
@@ -125,12 +132,12 @@ class Readers:
         for stage in range(len(self._models)):
             self._module_names.learn(stage, [name for at, name in modules if at == stage])
         if self._activations is not None:
-            self._activations.guard.run(self._activations.attach, modules, self._module_names, self._calls)
+            self._activations.guard.run(self._activations.attach, modules, self._module_names)
         if self._features is not None:
             self._features.guard.run(self._features.attach, modules, self._module_names)
 
     def _attach_weights(self) -> None:
-        request, guards, source = self.recording.request, self.recording.guards, self._source
+        request, source = self.recording.request, self._source
         self.weights = self._momentum = None
         for stage in range(len(self._models)):
             self._weight_names.learn(stage, [w.name for w in self._all_weights if w.vpp_stage == stage])
@@ -150,21 +157,15 @@ class Readers:
         if request.sign_agreement is not None or request.adam_histograms is not None:
             agreement = request.sign_agreement
             self._momentum = MomentumHooks(
-                framework=self.recording.framework,
-                weights=weights,
-                source=source,
-                clock=self.recording.clock,
-                observer=self.recording.observer,
-                coverage=self.recording.coverage,
-                directions=guards("agreement of gradient and momentum"),
-                histograms=guards("histograms of Adam's update"),
+                self.recording,
+                weights,
+                source,
                 sign_agreement=None if agreement is None else self._hooks.agreement(agreement),
-                adam_histograms=request.adam_histograms,
                 settings=self._hooks.adam_settings,
             )
 
     def _micro_steps_failed(self, name: str, reason: str) -> None:
-        self.recording.coverage.part_failed(name, reason)
+        self.recording.coverage.switched_off(name, reason)
         # Their rows would carry the wrong micro-step.
         for other in ("activations", "activation gradients", "L2 features"):
             if other in self.recording.guards:
@@ -223,7 +224,7 @@ class Readers:
 
     def model_changed(self) -> None:
         """Modules, parameters or the optimizer are others than before: hook what is new."""
-        self._calls.refresh()
+        self._call_hooks.refresh()
         self._attach_modules(self._hooks.named_modules(self._models))
         # Engines keep parameters of their own under the model's names.
         if self._source.engine == "plain":
@@ -245,7 +246,7 @@ class Readers:
         self._parameters.run(self._source.step_begins, args, kwargs)
         if self.recording.clock.sampled and not self._begun:
             # A root that was compiled meanwhile calls no hook that could have noticed.
-            self._calls.refresh()
+            self._call_hooks.refresh()
         if self.weights is not None:
             self._parameters.run(self.weights.step_begins, updating)
         if self._momentum is not None:
@@ -285,7 +286,7 @@ class Readers:
         results.run(recording.observer.step_end, event)
         if not results.enabled and len(self._registrations):
             # Nothing that is read could arrive anywhere; it would only pile up.
-            Guarded("hooks", recording.coverage.part_failed).run(self.close)
+            Guarded("hooks", recording.coverage.switched_off).run(self.close)
         # Last, since what receives them may end the program.
         for guard, deliver in deliveries:
             guard.always(deliver)

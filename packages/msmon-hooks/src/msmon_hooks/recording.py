@@ -30,4 +30,4 @@ class Recording:
 
     @guards.default
     def _make_guards(self) -> Guards:
-        return Guards(self.coverage.part_failed)
+        return Guards(self.coverage.switched_off)

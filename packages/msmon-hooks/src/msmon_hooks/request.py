@@ -41,8 +41,8 @@ class Request:
     weights: bool = False
     main_grad: bool = True
     """Read `param.main_grad` where it exists."""
-    groups: Any = None
-    """Ranks that hold the same tensors, as the framework describes them (`msmon_hooks.torch.Groups`)."""
+    process_groups: Any = None
+    """Ranks that hold the same tensors, as the framework describes them (`msmon_hooks.torch.ProcessGroups`)."""
     short_names: bool = False
     """Rows carry shortened names; see `msmon_hooks.ShortNames`."""
     sign_agreement: Callable[[Any, Any], Any] | None = None

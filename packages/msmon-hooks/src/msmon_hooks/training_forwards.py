@@ -50,15 +50,15 @@ class TrainingForwards:
         """Stage and micro-step of the forwards whose backward has begun, and the number of that backward."""
         self._step = self.clock.step
 
-    def attach(self, calls: CallHooks) -> None:
+    def attach(self, call_hooks: CallHooks) -> None:
         """Hook the beginnings of the roots; call it before other hooks are set, so that these run first."""
         for stage, model in enumerate(self._roots):
-            calls.add(model, _RootEnters(self, stage))
+            call_hooks.add(model, _RootEnters(self, stage))
 
-    def attach_ends(self, calls: CallHooks) -> None:
+    def attach_ends(self, call_hooks: CallHooks) -> None:
         """Hook the ends of the roots; call it after all other hooks were set, so that these run last."""
         for stage, model in enumerate(self._roots):
-            calls.add(model, _RootLeaves(self, stage))
+            call_hooks.add(model, _RootLeaves(self, stage))
 
     def close(self) -> None:
         """Let go of the model."""

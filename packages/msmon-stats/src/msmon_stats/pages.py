@@ -32,12 +32,13 @@ class Pages:
         """
         start = self._used
         if start + count > self._capacity:
+            capacity = max(count, self._next_capacity)
+            # First: where there is no memory, nothing has changed.
+            page, self._address = self._allocate(capacity)
             if self._pages:
                 self._pages[-1] = self._pages[-1][:start]
-            self._capacity = max(count, self._next_capacity)
-            self._next_capacity = 2 * self._capacity
-            page, self._address = self._allocate(self._capacity)
             self._pages.append(page)
+            self._capacity, self._next_capacity = capacity, 2 * capacity
             start = 0
         self._used = start + count
         self._taken.append((first_handle, count))

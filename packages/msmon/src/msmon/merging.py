@@ -168,7 +168,8 @@ class _StageMerge:
         wrote = f"elements are on the ranks that wrote ({ranges(self.run.ranks)})"
         for step, row in np.argwhere((block.held > 0) & ~complete).tolist():
             numel = self.entries[self._place(keys[row], index.data_type)].numel
-            reason = f"{block.held[step, row]:.0f} of {numel} {wrote}"
+            of = numel if numel >= 0 else "nobody knows how many"
+            reason = f"{block.held[step, row]:.0f} of {of} {wrote}"
             report.incomplete[self.stage, index.data_type, keys[row].name] = reason
 
     def _place(self, key: TensorKey, data_type: str) -> tuple[int, str]:

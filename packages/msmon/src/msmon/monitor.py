@@ -118,10 +118,10 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         return ranks
 
     def _request(self, session: Session) -> Request:
-        groups = self._hooks.ProcessGroups(
+        process_groups = self._hooks.ProcessGroups(
             data_parallel=self._dp_group, tensor_parallel=self._tp_group, monitored=session.config.module_ranks
         )
-        return session.request(main_grad=self._main_grad, groups=groups)
+        return session.request(main_grad=self._main_grad, process_groups=process_groups)
 
     def _attach(
         self, models: Sequence[Any], optimizer: Any, clock: Clock, request: Request | None, observer: Any, coverage: Any

@@ -73,7 +73,7 @@ class Pipeline:
         self._finished = False
 
     def _part(self, name: str) -> Guarded:
-        return Guarded(name, self.coverage.part_failed)
+        return Guarded(name, self.coverage.switched_off)
 
     def begin(self) -> None:
         """Write what is known before the first step."""

@@ -16,7 +16,7 @@ def make_request(
     config: Config,
     *,
     main_grad: bool,
-    groups: Any = None,
+    process_groups: Any = None,
     on_structure: Callable[[dict[str, Any]], None],
     on_stacks: Callable[[dict[str, str]], None],
 ) -> Request:
@@ -25,7 +25,7 @@ def make_request(
     Args:
         config: the configuration in force.
         main_grad: read `param.main_grad` where it exists.
-        groups: ranks that hold the same tensors, as the framework's hooks describe them.
+        process_groups: ranks that hold the same tensors, as the framework's hooks describe them.
         on_structure: receives the document of `print_struct`.
         on_stacks: receives the stacks of `stack_info`.
     """
@@ -38,7 +38,7 @@ def make_request(
         moments=config.mv_distribution,
         weights=config.param_distribution,
         main_grad=main_grad,
-        groups=groups,
+        process_groups=process_groups,
         short_names=config.squash_name,
         sign_agreement=features.sign_agreement if config.mg_direction else None,
         adam_histograms=_adam_histograms if config.ur_distribution and "tensorboard" in config.format else None,

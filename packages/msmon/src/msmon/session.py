@@ -76,7 +76,7 @@ class Session:
         self.pipeline = Pipeline(
             rank=process.rank,
             config=config,
-            writers=make_writers(config, run_dir, process.rank, self.coverage.part_failed),
+            writers=make_writers(config, run_dir, process.rank, self.coverage.switched_off),
             alerts=self._make_alerts(history),
             coverage=self.coverage,
             run_dir=run_dir,
@@ -86,12 +86,12 @@ class Session:
         # Not a method of the session: what finishes when the owner is gone must not lead to the owner.
         self.finish: Callable[[], Any] = weakref.finalize(owner, self.pipeline.finish)
 
-    def request(self, *, main_grad: bool, groups: Any) -> Request:
+    def request(self, *, main_grad: bool, process_groups: Any) -> Request:
         """What the hooks are to read."""
         return make_request(
             self.config,
             main_grad=main_grad,
-            groups=groups,
+            process_groups=process_groups,
             on_structure=self._on_structure,
             on_stacks=self._on_stacks,
         )
@@ -120,7 +120,7 @@ class Session:
             state_file=None if self.run_dir is None else self.run_dir / "alert_state.npz",
             pp_stage=process.pp_stage,
             group_mates=process.pipeline,
-            on_failure=self.coverage.part_failed,
+            on_failure=self.coverage.switched_off,
         )
 
     def _on_structure(self, document: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def _find_source(models: Sequence[Any], optimizer: Any, recording: Recording) ->
         models,
         optimizer,
         main_grad=request.main_grad,
-        groups=request.groups,
+        process_groups=request.process_groups,
         coverage=recording.coverage,
         micro_steps=recording.clock.grad_acc_steps,
         sums=request.each_micro_step,

@@ -38,11 +38,11 @@ class LossScale:
         self._optimizer = optimizer
         scale = getattr(optimizer, "loss_scale", 1.0)
         self._fixed = float(scale) if isinstance(scale, int | float) and scale != 1.0 else None
-        calls = CallHooks()
-        registrations.callback(calls.close)
+        call_hooks = CallHooks()
+        registrations.callback(call_hooks.close)
         registrations.callback(self._close)
-        calls.add_class(nn.TrainOneStepWithLossScaleCell, _Begins(self))
-        calls.add_class(nn.TrainOneStepWithLossScaleCell, _Ends(self))
+        call_hooks.add_class(nn.TrainOneStepWithLossScaleCell, _Begins(self))
+        call_hooks.add_class(nn.TrainOneStepWithLossScaleCell, _Ends(self))
 
     def follow(self, optimizer: Any) -> None:
         """Another optimizer minimizes them from now on."""

@@ -20,11 +20,11 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
     def hook(self, optimizer: Any, registrations: Registrations) -> None:
         """By watching calls of the optimizer; else by wrapping the instance's `step`, which is given back."""
         if is_called_with_gradients(optimizer):
-            calls = CallHooks()
-            registrations.callback(calls.close)
-            calls.add(optimizer, _Before(self))
-            calls.add(optimizer, _After(self))
-            calls.add(optimizer, _Raised(self))
+            call_hooks = CallHooks()
+            registrations.callback(call_hooks.close)
+            call_hooks.add(optimizer, _Before(self))
+            call_hooks.add(optimizer, _After(self))
+            call_hooks.add(optimizer, _Raised(self))
         else:
             super().hook(optimizer, registrations)
 

@@ -37,7 +37,7 @@ HOOKS = FrameworkHooks(
         models,
         optimizer,
         main_grad=recording.request.main_grad,
-        groups=recording.request.groups,
+        process_groups=recording.request.process_groups,
         coverage=recording.coverage,
     ),
     adam_settings=lambda optimizer: AdamGroups(optimizer).settings,

@@ -168,12 +168,12 @@ class PartialBuffer:
             return _begin(self._pages)
 
     def _take(self, device: torch.device, count: int) -> tuple[Any, int, int, int]:
-        pages = self._pages.get(device)
-        if pages is None:
-            pages = self._pages[device] = Pages(_allocator(device), self._expected.get(device, 0))
+        pages = self._pages.get(device) or Pages(_allocator(device), self._expected.get(device, 0))
         first = self._count
+        taken = pages.take(count, first)
+        self._pages[device] = pages
         self._count += count
-        return *pages.take(count, first), first
+        return *taken, first
 
     def _kernel_for(self, device_type: str) -> str:
         kernel = self._kernels.get(device_type)

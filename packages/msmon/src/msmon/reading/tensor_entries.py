@@ -13,6 +13,7 @@ _CUT_LIKE = {STATE: "exp_avg"}
 """What has a number for each element of a parameter is cut into the same shards as another data type."""
 
 _SIZE = attrs.validators.and_(attrs.validators.instance_of(int), attrs.validators.ge(0), attrs.validators.lt(1 << 63))
+_SIZE_OR_UNKNOWN = attrs.validators.or_(_SIZE, attrs.validators.in_([-1]))
 
 
 @attrs.frozen(kw_only=True)
@@ -30,8 +31,8 @@ class TensorEntry:
 
     vpp_stage: int = attrs.field(validator=_SIZE)
     name: str = attrs.field(validator=attrs.validators.instance_of(str))
-    numel: int = attrs.field(validator=_SIZE)
-    """Of the whole tensor."""
+    numel: int = attrs.field(validator=_SIZE_OR_UNKNOWN)
+    """Of the whole tensor; -1 where nobody knows which part a rank holds."""
     shards: Mapping[str, ShardEntry]
     """Data type -> the shard on this rank, where the values of the data type are of a shard."""
     fields: Mapping[str, Any]

@@ -35,9 +35,9 @@ class DataParallelGradients(GradientSource):
         super().attach(weights, on_ready, registrations)
         if self.hooks_parameters:
             return
-        calls = CallHooks()
-        registrations.callback(calls.close)
-        calls.add_class(nn.DistributedGradReducer, _Reduces(self, weights, on_ready))
+        call_hooks = CallHooks()
+        registrations.callback(call_hooks.close)
+        call_hooks.add_class(nn.DistributedGradReducer, _Reduces(self, weights, on_ready))
 
     def reduces_now(self, weights: Sequence[Weight], gradients: Sequence[Any], on_ready: OnReady) -> None:
         """A reducer is called with gradients, in the order of the optimizer's parameters."""

@@ -35,7 +35,7 @@ def find_source(
     optimizer: Any,
     *,
     main_grad: bool,
-    groups: ProcessGroups | None = None,
+    process_groups: ProcessGroups | None = None,
     coverage: Coverage | None = None,
 ) -> GradientSource:
     """The engine of these objects.
@@ -48,4 +48,4 @@ def find_source(
         'plain'
     """
     engine = next(engine for engine in ENGINES if engine.matches(models, optimizer))
-    return engine(models, optimizer, main_grad=main_grad, groups=groups, coverage=coverage)
+    return engine(models, optimizer, main_grad=main_grad, process_groups=process_groups, coverage=coverage)

@@ -194,11 +194,11 @@ class MegatronGradients(GradientSource):
         if is_expert(weight.parameter):
             return True
         split = getattr(weight.parameter, "tensor_model_parallel", False)
-        if not split and not self.groups.writes_for(self.groups.tensor_parallel):
+        if not split and not self.process_groups.writes_for(self.process_groups.tensor_parallel):
             return False
         if data_type != "grad_reduced" or self._split_optimizer:
             return True
-        return self.groups.writes_for(self.groups.data_parallel)
+        return self.process_groups.writes_for(self.process_groups.data_parallel)
 
 
 @frozen(kw_only=True, eq=False)

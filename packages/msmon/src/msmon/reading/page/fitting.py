@@ -17,6 +17,8 @@ _ENOUGH_BINS = 200
 #: Shares of the room when not everything fits: the heat map over all ranks first, then layers of each rank.
 _HEAT_MAP_SHARE = 0.5
 _LAYER_SHARE = 0.25
+#: So much more than these shares may be taken.
+_SLACK = 1.1
 #: Names may take so much of the room; beyond that tensors lose their row.
 _NAME_SHARE = 0.4
 #: So many values are packed to see what they cost; it may be a little more for those that are chosen.
@@ -108,7 +110,9 @@ def _fit_parts(series: Sequence[TypeSeries], values: float, most: int, longest: 
     layers = layer_rows * _FEWEST_BINS <= _LAYER_SHARE * values
     if layers:
         bins = max(min(bins, int(_LAYER_SHARE * values / layer_rows)), fewest)
-    share = min(_HEAT_MAP_SHARE * values / bins / rows, 1)
+    # As many as whole groups of bins give; a few more than asked for rather than a lot less.
+    bins = -(-longest // -(-longest // int(_SLACK * bins)))
+    share = min(_SLACK * _HEAT_MAP_SHARE * values / bins / rows, 1)
     tensors = max(int(most * share), 1)
     left = values / bins - rows * share - layers * layer_rows
     detail = max(min(int(left / sum(len(one.lines) * len(one.stats) for one in series)), tensors), 1)
