@@ -350,7 +350,7 @@ class _Before(Hook):
 
     def fire(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         # torch passes the optimizer itself as the first of the arguments.
-        replaced = self.calls.before(args[1:], kwargs) if self.calls.active else None
+        replaced = self.calls.begins(args[1:], kwargs) if self.calls.active else None
         return replaced and ((*args[:1], *replaced[0]), replaced[1])
 
 
@@ -363,7 +363,7 @@ class _After(Hook):
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Whatever has failed: steps are counted on.
         if self.calls.active:
-            self.calls.after()
+            self.calls.ends()
 
 
 class _OfAny:

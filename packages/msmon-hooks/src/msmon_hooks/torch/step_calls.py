@@ -73,10 +73,7 @@ class StepCalls:
         owner = self._owner()
         return owner is not None and owner.active
 
-    # A compiled step must not trace what the monitor does: each new number would be compiled again.
-
-    @torch.compiler.disable
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """A call begins; returns other arguments where there is a closure."""
         owner = self._owner()
         if owner is None or self._begins_inside():
@@ -86,8 +83,7 @@ class StepCalls:
         self.updated = self.ignored = False
         return owner.call_begins(self, args, kwargs)
 
-    @torch.compiler.disable
-    def after(self, result: Any = None) -> None:
+    def ends(self, result: Any = None) -> None:
         """A call has ended."""
         owner = self._owner()
         if owner is None or self._ends_inside():
@@ -95,6 +91,10 @@ class StepCalls:
         self.running = False
         self.count += 1
         self.guard.always(owner.call_ends, self, result)
+
+    # A compiled step must not trace what the monitor does: each new number would be compiled again.
+    before = torch.compiler.disable(begins)
+    after = torch.compiler.disable(ends)
 
     def raised(self) -> None:
         """The call that is running, if there is one, has raised: it is over, and nothing else says so."""
