@@ -56,9 +56,22 @@ class Recorder:
             self.rows[key] = self.norms[handle] if handle >= 0 else float("nan")
             self.refs[key] = ref
 
+    def discard(self) -> None:
+        kept = {key for key in self.rows if key[2] < self.step}
+        for found in (self.rows, self.refs, self.times):
+            for key in [key for key in found if key not in kept]:
+                del found[key]
+
     def step_end(self, event: StepEnd) -> None:
         assert event.step == self.step
         self.events.append(event)
+        if event.first_micro_step:
+            for found in (self.rows, self.refs, self.times):
+                own = {key: found.pop(key) for key in [key for key in found if key[2] == event.step]}
+                for (data_type, name, step, micro_step), value in own.items():
+                    moved = None if micro_step is None else micro_step - event.first_micro_step
+                    if moved is None or moved >= 0:
+                        found[data_type, name, step, moved] = value
         self.step += 1
 
     def names(self, data_type: str, step: int = 0, micro_step: int | None = None) -> list[str]:

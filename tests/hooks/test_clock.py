@@ -223,7 +223,7 @@ def test_gan(trace, watched):
         assert trace == [
             *("forward 0.0", "forward 0.1", "backward 0.1", "backward 0.0", "gradients 0.1", "step 0.1"),
             *("forward 1.0", "backward 1.0", "forward 1.1", "forward 1.2"),
-            *("backward 1.2", "backward 1.1", "gradients 1.2", "step 1.2"),
+            *("backward 1.2", "backward 1.1", "gradients 1.2", "step 1.1"),
             *("forward 2.0", "backward 2.0"),
         ]
     elif watched == "generator":
@@ -232,8 +232,12 @@ def test_gan(trace, watched):
             *("forward 1.0", "backward 1.0", "gradients 1.0", "step 1.0"),
         ]
     else:
-        # No root forward: everything is micro-step 0, and steps are those of the optimizer that was given.
-        assert trace == ["gradients 0.0", "step 0.0", "gradients 1.0", "step 1.0"]
+        # No root forward: micro-steps begin with calls of its modules, and steps are those of the given optimizer.
+        assert trace == [
+            *("forward 0.0", "backward 0.0", "gradients 0.0", "step 0.0"),
+            *("forward 1.0", "backward 1.0", "forward 1.1", "backward 1.1", "gradients 1.1", "step 1.0"),
+            *("forward 2.0", "backward 2.0"),
+        ]
         assert {name for _, name, _ in gradients} == {"discriminator.weight", "discriminator.bias"}
         reasons = monitored.missing()
         assert reasons["grad_reduced", "generator.weight"] == "not in the optimizer that was given"

@@ -141,11 +141,11 @@ FRAMES = {
     "actv": 5,
     "actv_grad": 3,
     "grad_unreduced": 6,
-    "grad_reduced": 8,
-    "exp_avg": 10,
-    "exp_avg_sq": 10,
-    "param_origin": 9,
-    "param_updated": 10,
+    "grad_reduced": 10,
+    "exp_avg": 11,
+    "exp_avg_sq": 11,
+    "param_origin": 10,
+    "param_updated": 14,
 }
 """How many functions of ours lie between what torch calls and the observer, at most."""
 

@@ -80,6 +80,10 @@ def trained(*, watch: bool) -> tuple[list[float], Monitored | None]:
         scaler.update()
         optimizer.zero_grad()
         losses.append(loss.item())
+        model.eval()
+        model(torch.randn(5, 4)).sum().backward()
+        optimizer.zero_grad()
+        model.train()
     if monitored is not None:
         monitored.close()
     return losses, monitored

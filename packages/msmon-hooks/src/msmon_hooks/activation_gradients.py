@@ -32,7 +32,7 @@ class _GradientOf(Hook):
 
     def fire(self, gradient: Any) -> None:
         # A graph that outlives its step belongs to no row.
-        if self.uses and self.owner.clock.step == self.step:
+        if self.uses and self.owner.clock.step == self.step and self.owner.clock.sampled:
             self.owner.read(self.uses, gradient)
             if self.is_leaf:
                 # Every backward that reaches a leaf calls its hook; the uses so far have had theirs.

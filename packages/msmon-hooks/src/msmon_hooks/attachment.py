@@ -72,7 +72,8 @@ class Attachment:
             self.loss_scale.attach(self._optimizer, self._registrations)
             if request is not None:
                 self._read(recording, source)
-            self._steps.attach(self._optimizer, self._registrations)
+            watched = [] if source.updates_itself else self._models
+            self._steps.attach(self._optimizer, self._registrations, watched)
         except BaseException:
             self.close()
             raise
@@ -86,9 +87,11 @@ class Attachment:
         """Name, shape, dtype and parts of every parameter, as `run.json` has them."""
         return [] if self._readers is None else self._readers.describe()
 
-    def close(self) -> None:
-        """Take every hook and patch off; harmless when called again."""
+    def close(self, *, flush: bool = True) -> None:
+        """Take every hook and patch off; harmless when called again. `flush`: a step that may not be over yet is."""
         try:
+            if flush:
+                self._switching.run(self._steps.flush)
             self._read_nothing()
         finally:
             self._registrations.close()
@@ -120,6 +123,14 @@ class Attachment:
         if request is not None:
             recording = self._record(request, observer)
             self._read(recording, self._hooks.find_source(self._models, self._optimizer, recording))
+
+    def end_step(self) -> None:
+        """The weights are updated, in a loop in which no optimizer's step says so.
+
+        Raises:
+            ValueError: steps of an optimizer are counted.
+        """
+        self._steps.end_by_hand()
 
     def begin_micro_step(self) -> None:
         """A training forward begins, in a loop that calls parts of the model instead of the model."""
@@ -176,6 +187,38 @@ class Attachment:
             self._switching.run(self._after_step, event)
         if readers is not None and readers.recording.request.ends_program and event.sampled:
             raise SystemExit(0)
+
+    @property
+    def step(self) -> int:
+        """Number of the step in flight."""
+        return self._clock.step
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a training forward has begun since the last step, or nobody looks at forwards."""
+        return self._clock.in_step or self._readers is None
+
+    def withheld(self) -> None:
+        """The optimizer accumulates by itself."""
+        if self._readers is not None:
+            self._readers.forwards.keep()
+
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer is about to step."""
+        self._optimizer = optimizer
+        if self._readers is not None:
+            self._readers.follow(optimizer)
+
+    def followed(self, optimizer: Any) -> None:
+        """Another optimizer has taken the place of the one that was given."""
+        self.follow(optimizer)
+        self.loss_scale.follow(optimizer)
+        if self._readers is not None:
+            self._readers.model_changed()
+
+    def note(self, text: str) -> None:
+        """Something that the reader of the files should know."""
+        self._coverage.note(text)
 
     def step_raised(self) -> None:
         """The optimizer's step has raised, and the training goes on."""

@@ -9,6 +9,9 @@ from attrs import field, frozen, validators
 
 from msmon_hooks.events import StepEnd
 
+_MICRO_STEPS = 64
+_ACCUMULATIONS = 8
+
 
 @frozen(kw_only=True)
 class Schedule:
@@ -53,7 +56,7 @@ class Clock:
         >>> clock.in_last_micro_step
         False
         >>> clock.step_ends()
-        StepEnd(step=0, sampled=True, skipped=False, last_micro_step=1, skip_handle=-1)
+        StepEnd(step=0, sampled=True, skipped=False, last_micro_step=1, skip_handle=-1, first_micro_step=0)
         >>> clock.step, clock.micro_step
         (1, 0)
     """
@@ -66,8 +69,12 @@ class Clock:
         """How many steps were sampled since the schedule came into force."""
         self.next_call_id: Callable[[], int] = count().__next__
         """Returns a number that counts up within the step, from 0. Threads may call it at once."""
+        self.longest = max(_MICRO_STEPS, _ACCUMULATIONS * grad_acc_steps)
+        """More micro-steps than these are not recorded in one step: it does not seem to end. Steps that were longer and
+        have ended raise it."""
         self._forwards: dict[int, int] = {}
         self._backward: int | None = None
+        self._first = 0
         self._schedule = schedule or Schedule()
         self.sampled = self._schedule.samples(self.step, self.taken)
         """Whether the step in flight is recorded."""
@@ -86,15 +93,28 @@ class Clock:
         """Index of the micro-step whose backward runs, as far as it is known; else that of the last forward."""
         return self.micro_step if self._backward is None else self._backward
 
+    def has_begun(self, stage: int) -> bool:
+        """Whether a forward of that model chunk has begun since the last step ended."""
+        return stage in self._forwards
+
     @property
     def in_step(self) -> bool:
         """Whether a forward has begun since the last step ended."""
         return bool(self._forwards)
 
     @property
+    def is_endless(self) -> bool:
+        """Whether the step in flight is recorded and has become longer than a step of this training can be."""
+        return self.sampled and max(self._forwards.values(), default=0) >= self.longest
+
+    def give_up(self) -> None:
+        """The step in flight is not recorded any more."""
+        self.sampled = False
+
+    @property
     def in_last_micro_step(self) -> bool:
         """Whether the gradients of the backward that runs complete the accumulation."""
-        return self.backward_micro_step == self.grad_acc_steps - 1
+        return self.backward_micro_step - self._first == self.grad_acc_steps - 1
 
     @property
     def exhausted(self) -> bool:
@@ -116,13 +136,25 @@ class Clock:
         """A backward has reached the root's output of a micro-step. Pipelines run several forwards before it."""
         self._backward = micro_step
 
-    def step_ends(self, *, skipped: bool = False, skip_handle: int = -1) -> StepEnd:
-        """The optimizer's step has ended, or a loss scaler has skipped it."""
-        event = StepEnd(self.step, self.sampled, skipped, self.micro_step, skip_handle)
-        self.taken += self.sampled
-        self.step += 1
+    def drop_before(self, micro_step: int) -> None:
+        """The gradients of all micro-steps before this one are gone, and no update will use them. They keep their
+        numbers until the step ends; then this one is the first."""
+        self._first = micro_step
+
+    def restart(self) -> None:
+        """No micro-step of the step in flight was one of the training."""
         self._forwards.clear()
         self._backward = None
+        self._first = 0
+
+    def step_ends(self, *, skipped: bool = False, skip_handle: int = -1) -> StepEnd:
+        """The optimizer's step has ended, or a loss scaler has skipped it."""
+        last = max(self.micro_step - self._first, 0)
+        event = StepEnd(self.step, self.sampled, skipped, last, skip_handle, self._first)
+        self.taken += self.sampled
+        self.longest = max(self.longest, 2 * max(self._forwards.values(), default=0))
+        self.step += 1
+        self.restart()
         self.next_call_id = count().__next__
         self.sampled = self._schedule.samples(self.step, self.taken)
         return event

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Protocol
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 
 @frozen(slots=True)
@@ -80,6 +80,18 @@ class TensorRef:
     def _make_key(self) -> tuple[str, int, str, int | None]:
         return (self.data_type, self.vpp_stage, self.name, self.micro_step)
 
+    def counted_from(self, first: int) -> TensorRef | None:
+        """The same with micro-steps counted from this one; None if it belongs to one before.
+
+        Example:
+            >>> ref = TensorRef("actv", "fc1.output", 0, 2, 7, (7,), (8, 4), "torch.float32")
+            >>> ref.counted_from(1).micro_step, ref.counted_from(3)
+            (1, None)
+        """
+        if first == 0 or self.micro_step is None:
+            return self
+        return evolve(self, micro_step=self.micro_step - first) if self.micro_step >= first else None
+
 
 @frozen(slots=True)
 class StepEnd:
@@ -96,6 +108,9 @@ class StepEnd:
     skip_handle: int = -1
     """Where only the device knows whether the update was skipped (a fused optimizer under a loss scaler): the handle
     of one number that rides in the step's transfer, greater than 0 if it was. Else -1."""
+    first_micro_step: int = 0
+    """The number that the first micro-step had while the step was in flight: those before have no rows, since no update
+    has used their gradients. See `TensorRef.counted_from`."""
 
 
 class Observer(Protocol):
@@ -118,6 +133,9 @@ class Observer(Protocol):
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
         """Say what was read. A later record with the same `TensorRef.key` replaces an earlier one, or joins it
         where `TensorRef.merges` says so."""
+
+    def discard(self) -> None:
+        """Forget what was measured and recorded in the step in flight: nothing more of it will come."""
 
     def step_end(self, event: StepEnd) -> None:
         """All tensors of the step have been recorded."""

@@ -92,5 +92,8 @@ class Framework(Protocol):
     def in_backward(self) -> bool:
         """Whether a module that runs now is run again by a backward (checkpointing)."""
 
+    def backward_number(self) -> int:
+        """A number that all that is called by one backward has in common, and that differs from one to the next."""
+
     def segment_number(self) -> int:
         """A number that is the same for all calls of one checkpointed segment and grows from one to the next."""

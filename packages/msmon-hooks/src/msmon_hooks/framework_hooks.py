@@ -28,6 +28,9 @@ class ModelChanges(Protocol):
     def check(self) -> None:
         """Call back if anything is different from the last time."""
 
+    def follow(self, optimizer: Any) -> None:
+        """Look at another optimizer."""
+
     def close(self) -> None:
         """Let go of the model."""
 

@@ -53,6 +53,8 @@ class GradientSource:
     """Whether ranks reduce gradients between backward and the optimizer's step."""
     reads_grad_at_step = False
     """Whether, at the optimizer's step, the gradient before the reduction can still be read from the parameter."""
+    updates_itself = False
+    """Whether the engine's own `step` is all there is to see of an update: it has optimizers inside, over copies."""
     each_micro_step = True
     """Whether the sum over the micro-steps so far exists after every micro-step."""
 
@@ -98,6 +100,11 @@ class GradientSource:
         """The parameters that the optimizer has; none where it does not say."""
         return [parameter for group in getattr(self.optimizer, "param_groups", ()) for parameter in group["params"]]
 
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer updates the parameters from now on."""
+        self.optimizer = optimizer
+        self._trained = None
+
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
         """Call `on_ready` whenever the gradient of a parameter is complete on this rank and not yet reduced.
 
@@ -113,6 +120,11 @@ class GradientSource:
         """
         steps.before_update.append(on_update)
         registrations.callback(partial(steps.before_update.remove, on_update))
+
+    def has_none(self) -> bool:
+        """Whether no parameter has a gradient, so that those of a backward before were thrown away. False where they
+        are not kept in the parameters."""
+        return False
 
     def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The optimizer is about to step, called with these arguments."""

@@ -13,6 +13,9 @@ class LossScale(Protocol):
     def attach(self, optimizer: Any, registrations: Registrations) -> None:
         """Begin to watch scalers of losses that this optimizer minimizes; `registrations` end it."""
 
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer minimizes them from now on."""
+
     def of(self, gradient: Any) -> Any:
         """By what a gradient that a backward computes now is multiplied: a number or a tensor; None: by nothing."""
 

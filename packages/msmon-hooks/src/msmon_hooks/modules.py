@@ -151,7 +151,7 @@ class ModuleHooks:
     def close(self) -> None:
         """Let go of the model and forget what was read."""
         self._hooked.clear()
-        self._forget()
+        self.forget()
 
     def step_ends(self) -> None:
         """Forget what was read in the step."""
@@ -160,14 +160,16 @@ class ModuleHooks:
             logger.warning("%s", _NO_CALL)
             self._coverage.note(_NO_CALL, (self._data_type,))
         self._called = False
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Of the step in flight nothing more will be read."""
         self._next_end = count().__next__
         self._open.first.clear()
         self._open.again.clear()
         for hooked in self._hooked.values():
             hooked.enter.site.pending.clear()
+            hooked.enter.site.micro_step = -1
         if self._gradients is not None:
             self._gradients.step_ends()
 
@@ -203,6 +205,8 @@ class ModuleHooks:
             call.end = self._next_end()
             if self._forward:
                 self._list(call, leaves, length)
+            if call.parent is None:
+                self._forwards.leave_alone(site.vpp_stage, output)
             if self._gradients is not None and not self._framework.is_recording():
                 site.pending.append(call)
         if self._gradients is not None:

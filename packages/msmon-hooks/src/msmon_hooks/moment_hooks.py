@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from msmon_hooks.coverage import FROZEN, NOT_KEPT
@@ -21,6 +21,7 @@ class MomentHooks:
         self._source = source
         self._shards: dict[tuple[str, str, int], Shard | None] = {}
         self._updated = False
+        self._begun: set[int] = set()
         self._explained: dict[tuple[str, int], StateLayout] = {}
         self._unread: dict[tuple[str, str, int], str] = {}
         self._weights = [weight for weight in weights if self._expect(weight)]
@@ -40,10 +41,13 @@ class MomentHooks:
         shard = self._source.shard(weight, moment)
         return (shard is None or shard.local_numel > 0) and self._source.writes(weight, moment)
 
-    def step_begins(self) -> None:
-        """Read what stands before the update."""
+    def step_begins(self, updating: Collection[int] | None) -> None:
+        """Read what stands before the update. `updating`: see `msmon_hooks.weights.WeightHooks.step_begins`."""
         found: dict[str, list[tuple[Weight, str, Any]]] = {data_type: [] for data_type in (*MOMENTS, STATE)}
         for weight in self._weights:
+            if weight.index in self._begun or not (updating is None or id(weight.parameter) in updating):
+                continue
+            self._begun.add(weight.index)
             state = self._source.moments(weight)
             for name, tensor in state.tensors.items():
                 found[name if name in MOMENTS else STATE].append((weight, name, tensor))
@@ -56,6 +60,7 @@ class MomentHooks:
 
     def step_ends(self, *, skipped: bool) -> None:
         """Once an update was made there is a state, or a reason that there is none."""
+        self._begun.clear()
         if self._updated or skipped:
             return
         self._updated = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msmon_hooks.adam import AdamSettings
@@ -46,6 +46,8 @@ class MomentumHooks:
         self._settings = settings
         self._updates = 0
         self._consumed: set[int] = set()
+        self._begun: set[int] = set()
+        """Of those parameters that are updated each at a time of their own."""
         self._updated: set[int] = set()
         self._missing: dict[tuple[str, int], str] = {}
         for weight in self.weights:
@@ -58,31 +60,36 @@ class MomentumHooks:
                     why, kind = (reason, kind) if trains else (FROZEN, FROZEN)
                     recording.coverage.expect(data_type, weight.name, why, kind=kind, stage=weight.vpp_stage)
 
-    def step_begins(self) -> None:
-        """The moments are those of the last update."""
+    def step_begins(self, updating: Collection[int] | None) -> None:
+        """The moments are those of the last update. `updating`: see `msmon_hooks.weights.WeightHooks.step_begins`."""
         if self._recording.clock.sampled and self._adam_histograms is not None:
-            self._histograms.run(self._read_histograms, self._adam_histograms)
+            self._histograms.run(self._read_histograms, self._adam_histograms, updating)
 
-    def gradients_ready(self) -> None:
+    def gradients_ready(self, updating: Collection[int] | None) -> None:
         """The gradients are those of the coming update."""
         if self._recording.clock.sampled and self._sign_agreement is not None:
-            self._directions.run(self._read_directions, self._sign_agreement)
+            self._directions.run(self._read_directions, self._sign_agreement, updating)
 
     def step_ends(self) -> None:
         """An update was made."""
         self._updates += 1
         self._updated |= self._consumed
+        self._consumed.clear()
+        self._begun.clear()
 
-    def _read_directions(self, sign_agreement: Callable[[Any, Any], Any]) -> None:
+    def _read_directions(self, sign_agreement: Callable[[Any, Any], Any], updating: Collection[int] | None) -> None:
         refs, numbers = [], []
         states = [(weight, self._source.moments(weight)) for weight in self.weights]
         kept = any(state.momentum is not None for _, state in states)
-        self._consumed.clear()
         for weight, state in states:
+            if self._is_over(weight, updating):
+                continue
             gradient = self._source.reduced(weight) if weight.parameter.requires_grad else None
             if gradient is None:
                 continue
             self._consumed.add(weight.index)
+            if updating is not None:
+                self._begun.add(weight.index)
             try:
                 number = sign_agreement(gradient, self._momentum(weight, state, kept=kept))
             except Exception as error:  # of this parameter; the next one may be of another kind
@@ -109,10 +116,16 @@ class MomentumHooks:
             return None
         raise NotKeptError(state.missing("momentum", updated=True))
 
-    def _read_histograms(self, adam_histograms: Callable[..., Any]) -> None:
+    def _is_over(self, weight: Weight, updating: Collection[int] | None) -> bool:
+        """Whether the parameter is not updated now, or was before in this step."""
+        return weight.index in self._begun if updating is None else id(weight.parameter) not in updating
+
+    def _read_histograms(self, adam_histograms: Callable[..., Any], updating: Collection[int] | None) -> None:
         settings_of = self._settings(self._source.optimizer)
         refs, handles = [], []
         for weight in self.weights:
+            if self._is_over(weight, updating):
+                continue
             state = self._source.moments(weight)
             settings = settings_of(weight)
             if settings is None or not all(name in state.tensors or name in state.packed for name in MOMENTS):

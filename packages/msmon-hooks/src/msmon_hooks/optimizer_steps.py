@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from msmon_hooks.guard import Guarded
@@ -23,6 +24,45 @@ class Listener(Protocol):
 
     def step_raised(self) -> None:
         """It has raised; the training goes on, so the step is over: `step_ends` comes next."""
+
+    @property
+    def step(self) -> int:
+        """Number of the step in flight."""
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a training forward has begun since the last step, or nobody looks at forwards."""
+
+    def withheld(self) -> None:
+        """The optimizer was called, took the gradients, and has not stepped: it accumulates by itself."""
+
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer is about to step; it may have taken the place of the one that was given."""
+
+    def followed(self, optimizer: Any) -> None:
+        """It has."""
+
+    def note(self, text: str) -> None:
+        """Something that the reader of the files should know."""
+
+
+class Called(Protocol):
+    """Is told of calls of one optimizer's `step`."""
+
+    guard: Guarded
+
+    @property
+    def active(self) -> bool:
+        """Whether anybody wants to know."""
+
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """One begins; returns other arguments where there is a closure."""
+
+    def after(self, result: Any = None) -> None:
+        """One has ended."""
+
+    def raised(self) -> None:
+        """One has raised."""
 
 
 class OptimizerSteps:
@@ -61,17 +101,19 @@ class OptimizerSteps:
         """Steps that have ended."""
         self.before_update: list[Callable[[], None]] = []
         """Called when the gradients are what the update consumes."""
+        self.updating: frozenset[int] | None = None
+        """`id` of the parameters that are being updated; None for all."""
         self._listener = listener
         self.running = False
 
-    def attach(self, optimizer: Any, registrations: Registrations) -> None:
-        """Begin to notice steps; `registrations` end it."""
+    def attach(self, optimizer: Any, registrations: Registrations, models: Sequence[Any] = ()) -> None:
+        """Begin to notice steps; `registrations` end it. `models`: whose weights are watched."""
         self.hook(optimizer, registrations)
         registrations.callback(self._stop)
 
     def hook(self, optimizer: Any, registrations: Registrations) -> None:
         """By wrapping the instance's `step`. A framework knows better ways for its own optimizers."""
-        registrations.patch(optimizer, "step", lambda original: _Step(self, original))
+        registrations.patch(optimizer, "step", partial(Step, self))
 
     def _stop(self) -> None:
         self.active = False
@@ -81,6 +123,11 @@ class OptimizerSteps:
         self.raised()
         self.running = True
         self._listener.step_begins(args, kwargs)
+        return self.evaluate(args, kwargs)
+
+    def evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """Call `evaluated` once the gradients are computed: now, or after each call of a closure among the
+        arguments of a step. Returns other arguments where there is one."""
         closure = kwargs.get("closure", args[0] if args else None)
         if not callable(closure):
             self.evaluated()
@@ -95,7 +142,6 @@ class OptimizerSteps:
 
     def after(self, result: Any = None) -> None:
         """A step has ended."""
-        self.count += 1
         self._end(result, skipped=False)
 
     def raised(self) -> None:
@@ -107,13 +153,25 @@ class OptimizerSteps:
     def forward_begins(self) -> None:
         """A training forward begins. Hooks of an optimizer may not tell of a step that raised."""
 
-    def skipped(self) -> None:
+    def flush(self) -> None:
+        """Whatever has stepped, its step is over."""
+
+    def end_by_hand(self) -> None:
+        """The program says that the weights are updated.
+
+        Raises:
+            ValueError: steps of an optimizer are counted.
+        """
+        raise ValueError("steps of this framework are those of an optimizer")
+
+    def skipped(self, optimizer: Any = None) -> None:
         """A loss scaler has not let the optimizer step; gradients and moments stand as they would have."""
         self.guard.run(self._listener.step_begins, (), {})
         self.guard.run(self.evaluated)
         self._end(None, skipped=True)
 
     def _end(self, result: Any, *, skipped: bool) -> None:
+        self.count += 1
         self.running = False
         self.guard.always(self._listener.step_ends, result, skipped=skipped)
 
@@ -128,11 +186,11 @@ class OptimizerSteps:
         return evaluate
 
 
-class _Step:
+class Step:
     """Stands in an optimizer for its `step`. In a copy of that optimizer stands the copy's own `step`, or the copy
     would update the weights of the original."""
 
-    def __init__(self, owner: OptimizerSteps, original: Callable[..., Any]) -> None:
+    def __init__(self, owner: Called, original: Callable[..., Any]) -> None:
         functools.update_wrapper(self, original)
         self.owner = owner
         self.original = original
@@ -154,7 +212,7 @@ class _Step:
     def __reduce__(self) -> tuple[Any, ...]:
         # Where the optimizer is being copied, the first argument is the copy, which has no attributes of its own yet.
         original = self.original
-        while isinstance(original, _Step):
+        while isinstance(original, Step):
             original = original.original
         owner = getattr(original, "__self__", None)
         return (functools.partial, (original,)) if owner is None else (getattr, (owner, "step"))

@@ -31,6 +31,8 @@ class StateLayout:
     """What is in the state, by the optimizer's own names; empty: there is no state of the parameter."""
     places: tuple[str, ...] = ()
     """Where it was looked for: `AdamW.state`."""
+    given: bool = True
+    """Whether there is an optimizer to ask."""
 
 
 @frozen(kw_only=True, eq=False, slots=True)
@@ -91,6 +93,8 @@ class ParameterState:
             if not updated:
                 return "no state before the first update"
             places = " and ".join(self.layout.places)
+            if not self.layout.given:
+                return "no optimizer was given"
             return f"nothing of it in {places}" if places else "where the optimizer keeps it is not known"
         momenta = self._momenta() if name == "momentum" else []
         if momenta:

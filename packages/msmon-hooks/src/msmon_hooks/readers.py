@@ -29,6 +29,10 @@ from msmon_hooks.training_forwards import TrainingForwards
 from msmon_hooks.weights import WeightHooks
 
 _LAZY = "its lazy module has not run yet, so it has no shape"
+_ENDLESS = (
+    "{} training forwards and no step of the optimizer that set_monitor was given: what was collected is dropped. If "
+    "the weights are updated in another way, call monitor.step() after each update (see engines/loops.md)"
+)
 
 Modules = Mapping[tuple[int, str], Any]
 """Stage and plain name to module."""
@@ -75,6 +79,8 @@ class Readers:
         self._structure: StructureHooks | None = None
         self._stacks: StackHooks | None = None
         self._collectives: CollectiveRows | None = None
+        self._begun = False
+        self._changes: Any = None
         if request.activations or request.activation_gradients:
             gradients = ActivationGradients(recording) if request.activation_gradients else None
             self._activations = ModuleHooks(recording, forwards, self._call_hooks, gradients)
@@ -103,7 +109,10 @@ class Readers:
         self._hooks.prepare(self._models, recording, owned)
         update = guards("gradients at the update")
         update.run(self._source.attach_update, self._gradients_ready, self._steps, owned)
-        self.forwards.before.append(self._steps.forward_begins)
+        self.forwards.dropped = self._gradients_dropped
+        if self._activations is not None:
+            self.forwards.restarted.append(self._activations.forget)
+        self.forwards.before += [self._steps.forward_begins, self._check_length]
         self.forwards.attach(self._call_hooks)
         modules = self._hooks.named_modules(self._models)
         self._attach_modules(modules)
@@ -155,7 +164,7 @@ class Readers:
                 self.recording.coverage.explain(data_type, name, reason, kind=kind, stage=weight.vpp_stage)
         weights = shortened(taken, self._weight_names)
         if request.weight_gradients or request.moments or request.weights:
-            hooks = WeightHooks(self.recording, weights, source)
+            hooks = WeightHooks(self.recording, weights, source, self._give_up)
             hooks.attach(self._of_weights)
             self.weights = hooks
         if request.sign_agreement is not None or request.adam_histograms is not None:
@@ -175,6 +184,27 @@ class Readers:
             if other in self.recording.guards:
                 self.recording.guards(other).fail(RuntimeError("it needs micro-steps"))
 
+    def _gradients_dropped(self) -> bool:
+        # Closures clear gradients, too.
+        return self.recording.clock.sampled and not self._steps.running and self._source.has_none()
+
+    def _check_length(self) -> None:
+        """A step that never ends must not take memory without end. One whose closure is called often does end."""
+        if self.recording.clock.is_endless:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        recording, clock = self.recording, self.recording.clock
+        if self._steps.running:
+            return
+        clock.give_up()
+        recording.observer.discard()
+        if self._activations is not None:
+            self._activations.guard.always(self._activations.forget)
+        text = _ENDLESS.format(clock.longest)
+        logger.warning("step %d: %s", clock.step, text)
+        recording.coverage.note(f"step {clock.step}: {text}")
+
     def _report_unmatched(self, modules: Modules) -> None:
         targets = self.recording.request.targets
         for stage, name in modules:
@@ -187,7 +217,8 @@ class Readers:
             self.recording.coverage.note(text, asked_types(self.recording.request))
 
     def _watch_model(self, model_changes: Callable[..., Any]) -> None:
-        changes = model_changes(self._models, self._source.optimizer, self._model_changed)
+        changes = model_changes(self._models, self._source.optimizer, self.model_changed)
+        self._changes = changes
         self._registrations.callback(changes.close)
         guard, clock = self.recording.guards("changes of the model"), self.recording.clock
 
@@ -201,7 +232,14 @@ class Readers:
             for model in self._models:
                 self._call_hooks.add(model, _FirstForwardEnds(guard, self._call_hooks, changes.check))
 
-    def _model_changed(self) -> None:
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer updates the weights."""
+        self._source.follow(optimizer)
+        if self._changes is not None:
+            self._changes.follow(optimizer)
+
+    def model_changed(self) -> None:
+        """Modules, parameters or the optimizer are others than before: hook what is new."""
         self._call_hooks.refresh()
         self._attach_modules(self._hooks.named_modules(self._models))
         # Engines keep parameters of their own under the model's names.
@@ -220,17 +258,20 @@ class Readers:
         return [self._source.describe(weight) for weight in shortened(self._all_weights, self._weight_names)]
 
     def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The optimizer is about to step, called with these arguments: read what stands before the update."""
+        """An optimizer is about to step, called with these arguments: read what stands before the update."""
+        self.forwards.keep()
+        updating = self._steps.updating
         self._parameters.run(self._source.step_begins, args, kwargs)
-        if self.recording.clock.sampled:
+        if self.recording.clock.sampled and not self._begun:
             # A root that was compiled meanwhile calls no hook that could have noticed.
             self._call_hooks.refresh()
         if self.weights is not None:
-            self._parameters.run(self.weights.step_begins)
+            self._parameters.run(self.weights.step_begins, updating)
         if self._momentum is not None:
-            self._parameters.run(self._momentum.step_begins)
-        if self._features is not None:
+            self._parameters.run(self._momentum.step_begins, updating)
+        if self._features is not None and not self._begun:
             self._features.guard.run(self._features.step_begins)
+        self._begun = True
 
     def _gradients_ready(self) -> None:
         """Read the gradients that the update consumes."""
@@ -238,14 +279,15 @@ class Readers:
             guard, source = self._activations.guard, self._source
             guard.run(self._activations.gradients_ready, self._all_weights, lambda w: source.reduced(w) is not None)
         if self.weights is not None:
-            self.weights.gradients_ready()
+            self.weights.gradients_ready(self._steps.updating)
         if self._momentum is not None:
-            self._momentum.gradients_ready()
+            self._momentum.gradients_ready(self._steps.updating)
 
     def step_ends(self, result: Any, *, skipped: bool) -> StepEnd:
         """The optimizer has stepped, and returned `result`: read what stands after the update, and hand everything
         over. `skipped`: there was no update."""
         recording, guards = self.recording, self.recording.guards
+        self._begun = False
         scaling = guards("loss scaling")
         skipped = skipped or bool(scaling.run(self._source.skipped, result))
         skip_handle = scaling.run(self._read_found_inf)

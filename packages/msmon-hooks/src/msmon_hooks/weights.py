@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from msmon_hooks.coverage import FROZEN
@@ -32,9 +32,17 @@ class WeightHooks:
 
     Gradients are read in backward and again before the update: between the two a program may write to them in ways
     that leave no trace (`grad.data`, a view by numpy, a kernel of its own), and what counts is what is consumed.
+
+    Args:
+        recording: the request in force.
+        weights: the parameters.
+        source: says where their gradients are.
+        give_up: called where so many backwards reach a parameter that the step does not seem to end.
     """
 
-    def __init__(self, recording: Recording, weights: Sequence[Weight], source: GradientSource) -> None:
+    def __init__(
+        self, recording: Recording, weights: Sequence[Weight], source: GradientSource, give_up: Callable[[], None]
+    ) -> None:
         request, guards = recording.request, recording.guards
         self.weights = weights
         self._recording = recording
@@ -50,7 +58,10 @@ class WeightHooks:
         self._completed: tuple[int, int] | None = None
         self._accumulations: Counter[int] = Counter()
         self._accumulated: set[int] = set()
+        self._begun: set[int] = set()
+        self._consumed: set[int] = set()
         self._moment_hooks: MomentHooks | None = None
+        self._give_up = give_up
         if request.each_micro_step and request.weight_gradients and not source.each_micro_step:
             text = f"monitor_mbs_grad: not with {source.engine}, which keeps no gradient of each micro-step"
             logger.warning("%s; grad_unreduced is recorded once a step", text)
@@ -94,6 +105,9 @@ class WeightHooks:
         """A backward has completed gradients of parameters; see `OnReady`."""
         recording = self._recording
         micro_step = [self._running_micro_step(weight) for weight, _ in entries][-1]
+        if micro_step >= recording.clock.longest and not recording.clock.in_step:
+            self._give_up()
+            return
         if complete and not self.each_micro_step:
             self._note_completion(micro_step)
         if self.each_micro_step or complete or micro_step == recording.clock.grad_acc_steps - 1:
@@ -119,21 +133,29 @@ class WeightHooks:
             )
         self._completed = now
 
-    def step_begins(self) -> None:
-        """Read what stands before the update, except gradients, which a closure may yet have to compute."""
+    def step_begins(self, updating: Collection[int] | None = None) -> None:
+        """Read what stands before the update, except gradients, which a closure may yet have to compute.
+
+        Args:
+            updating: `id` of the parameters that are about to be updated, where others are at another time of the
+                step. None: all whose time was not before.
+        """
         if self._unhooked:
             self._hook_unfrozen()
         if not self.sampled:
             return
         if self._moments is not None and self._moment_hooks is not None:
-            self._moments.run(self._moment_hooks.step_begins)
+            self._moments.run(self._moment_hooks.step_begins, updating)
         if self._values is not None:
-            self._values.run(self._read, "param_origin", self._held("param_origin"))
+            held = self._held("param_origin")
+            now = [entry for entry in held if entry[0].index not in self._begun and _is_in(entry[0], updating)]
+            self._values.run(self._read, "param_origin", now)
+            self._begun.update(weight.index for weight, _ in now)
 
-    def gradients_ready(self) -> None:
-        """Read the gradients that the update consumes."""
+    def gradients_ready(self, updating: Collection[int] | None = None) -> None:
+        """Read the gradients that the update consumes. `updating`: see `step_begins`."""
         if self.sampled and self._gradients is not None:
-            self._gradients.run(self._read_consumed)
+            self._gradients.run(self._read_consumed, updating)
 
     def step_ends(self, *, skipped: bool) -> None:
         """Read what stands after the update. `skipped`: there was none."""
@@ -143,6 +165,8 @@ class WeightHooks:
             self._moments.run(self._moment_hooks.step_ends, skipped=skipped)
         self._accumulations.clear()
         self._accumulated.clear()
+        self._begun.clear()
+        self._consumed.clear()
 
     @property
     def reduces(self) -> bool:
@@ -159,8 +183,13 @@ class WeightHooks:
         scale = self._source.scale()
         return self._recording.loss_scale.between() if scale is None else scale
 
-    def _read_consumed(self) -> None:
-        present, recording = self.current_gradients(), self._recording
+    def _read_consumed(self, updating: Collection[int] | None) -> None:
+        recording = self._recording
+        present = [entry for entry in self.current_gradients() if _is_in(entry[0], updating)]
+        if updating is None:
+            present = [entry for entry in present if entry[0].index not in self._consumed]
+        else:
+            self._consumed.update(weight.index for weight, _ in present)
         observer, clock = recording.observer, recording.clock
         scale = self._source.scale()
         scale = recording.loss_scale.at_step() if scale is None else scale
@@ -223,6 +252,10 @@ class WeightHooks:
         if unfrozen and guard is not None and registrations is not None:
             self._unhooked = [weight for weight in self._unhooked if weight not in unfrozen]
             guard.run(self._source.attach, unfrozen, _Ready(self, guard), registrations)
+
+
+def _is_in(weight: Weight, parameters: Collection[int] | None) -> bool:
+    return parameters is None or id(weight.parameter) in parameters
 
 
 class _Ready:

@@ -21,6 +21,17 @@ def check_optimizer(optimizer: object, methods: Sequence[str]) -> None:
         raise TypeError(f"set_monitor: optimizer must have a method {wanted}, got {type(optimizer).__name__}")
 
 
+def check_optimizers(optimizer: object, methods: Sequence[str], *, several: bool) -> None:
+    """The same for each of several; TypeError for an empty list."""
+    if not (several and isinstance(optimizer, list | tuple)):
+        check_optimizer(optimizer, methods)
+        return
+    if not optimizer:
+        raise TypeError("set_monitor: optimizer is an empty list")
+    for one in optimizer:
+        check_optimizer(one, methods)
+
+
 def find_models(model: Any, kind: str, is_model: Callable[[Any], bool]) -> list[Any]:
     """The model chunks.
 

@@ -95,12 +95,21 @@ class Collector:
         handles = buffer.measure(tensors, self.eps, scale)
         return np.array(handles, np.intp), buffer.transfer().matrix()
 
+    def discard(self) -> None:
+        """Forget the step in flight; see `msmon_hooks.Observer`."""
+        with self._lock:
+            self._rows, self._joined = {}, []
+            self._buffer.transfer()
+
     def step_end(self, event: StepEnd) -> None:
         """Hand over a sampled step."""
         if not event.sampled:
             return
         with self._lock:
             rows, self._rows, self._joined = [*self._rows.values(), *self._joined], {}, []
+        if first := event.first_micro_step:
+            counted = ((ref.counted_from(first), handle) for ref, handle in rows)
+            rows = [(ref, handle) for ref, handle in counted if ref is not None]
         self._on_step(
             CollectedStep(
                 event=event,
@@ -123,6 +132,9 @@ class NoObserver:
         return -1
 
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
+        """Nothing to do."""
+
+    def discard(self) -> None:
         """Nothing to do."""
 
     def step_end(self, event: StepEnd) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msmon import config as configuration
 from msmon.alerts import AlertHistory
-from msmon.arguments import check_integer, check_optimizer, find_models
+from msmon.arguments import check_integer, check_optimizers, find_models
 from msmon.collector import Buffer, NoObserver
 from msmon.config import Config, DynamicSwitch, Period
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
@@ -57,6 +57,10 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
     """How messages call a model."""
     optimizer_methods: tuple[str, ...] = ("step",)
     """The methods of an optimizer that may update the weights; one of them must be there."""
+    optional_optimizer = False
+    """Whether `set_monitor` takes None for the optimizer."""
+    several_optimizers = False
+    """Whether it takes a list of them."""
 
     def __init__(
         self,
@@ -141,7 +145,9 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         Args:
             model: a module, or a list of them (the chunks of a virtual pipeline).
             grad_acc_steps: micro-steps per optimizer step.
-            optimizer: the optimizer that trains the model; wrappers are unwrapped.
+            optimizer: the optimizer that trains the model; wrappers are unwrapped. With PyTorch also a list of several,
+                where a step is over when each has stepped, or one steps again; or None, where the training loop calls
+                `step` of this monitor after each update.
             dp_group: the data-parallel group.
             tp_group: the tensor-parallel group.
             start_iteration: number of the first step.
@@ -154,7 +160,8 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         models = find_models(model, self._model_kind, self._is_model)
         check_integer("grad_acc_steps", grad_acc_steps, 1)
         check_integer("start_iteration", start_iteration, 0)
-        check_optimizer(optimizer, self.optimizer_methods)
+        if not (optimizer is None and self.optional_optimizer):
+            check_optimizers(optimizer, self.optimizer_methods, several=self.several_optimizers)
         self.close()
         # Another training: its anomalies join those of the one before, but no rule compares the two.
         self._alert_history.rules = None
@@ -234,7 +241,7 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         # Not closed: files and start file are those of the parent.
         self._switch = self._session = self._period = None
         if attachment is not None:
-            Guarded("hooks").run(attachment.close)
+            Guarded("hooks").run(attachment.close, flush=False)
 
     def _monitored(self, config: Config) -> bool:
         return bool(config.monitors) and (not config.module_ranks or self._rank in config.module_ranks)

@@ -122,6 +122,9 @@ class MindSporeFramework:
     def is_training(self, root: Any) -> bool:
         return is_recording()
 
+    def backward_number(self) -> int:
+        return 0
+
     def segment_number(self) -> int:
         return 0
 

@@ -44,6 +44,10 @@ class LossScale:
         call_hooks.add_class(nn.TrainOneStepWithLossScaleCell, _Begins(self))
         call_hooks.add_class(nn.TrainOneStepWithLossScaleCell, _Ends(self))
 
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer minimizes them from now on."""
+        self._optimizer = optimizer
+
     def begins(self, cell: Any) -> None:
         """A Cell begins a step, perhaps one of the monitored optimizer."""
         self._steps_before = None

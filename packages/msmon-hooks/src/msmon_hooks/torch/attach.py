@@ -22,6 +22,7 @@ from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.loss_scale import LossScale
 from msmon_hooks.torch.model_changes import ModelChanges
 from msmon_hooks.torch.named_modules import named_modules
+from msmon_hooks.torch.optimizer_group import OptimizerGroup
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
 
@@ -57,6 +58,9 @@ def attach(
 ) -> Attachment:
     """Hook the model chunks and the optimizer; see `msmon_hooks.attachment.Attachment`. Wrappers are unwrapped.
 
+    `optimizer` is one, a list of several that train the models together, or None, where `Attachment.end_step` ends
+    steps.
+
     Example:
         >>> class Print:
         ...     def measure(self, tensors, scale=None): return [-1] * len(tensors)
@@ -73,4 +77,8 @@ def attach(
         step 0
         >>> hooks.close()
     """
-    return Attachment(HOOKS, models, unwrapped_optimizer(optimizer), request, clock, observer, coverage, after_step)
+    optimizers = [
+        unwrapped_optimizer(one) for one in (optimizer if isinstance(optimizer, list | tuple) else [optimizer])
+    ]
+    given = optimizers[0] if len(optimizers) == 1 else OptimizerGroup(optimizers)
+    return Attachment(HOOKS, models, given, request, clock, observer, coverage, after_step)

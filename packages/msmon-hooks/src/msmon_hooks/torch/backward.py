@@ -15,6 +15,11 @@ def in_backward() -> bool:
     return _graph_task is not None and _graph_task() != -1
 
 
+def backward_number() -> int:
+    """The number of the backward that autograd is running in this thread; -1 where there is none."""
+    return _graph_task() if _graph_task is not None else -1
+
+
 def segment_number() -> int:
     """A number that grows with every node of the graph: it stays the same while a checkpointed segment runs for the
     first time, without gradients, and differs from one segment to the next."""

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Removable
-from msmon_hooks.torch.backward import in_backward, segment_number
+from msmon_hooks.torch.backward import backward_number, in_backward, segment_number
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
 
 _WEIGHTS = ("weight", "wg")
@@ -31,6 +31,7 @@ class TorchFramework:
         self.is_recording = torch.is_grad_enabled
         self.in_backward = in_backward
         self.segment_number = segment_number
+        self.backward_number = backward_number
 
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, torch.Tensor)

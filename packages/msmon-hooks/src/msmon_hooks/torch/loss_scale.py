@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from msmon_hooks.guard import Guarded
-from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.torch.optimizer_group import members
+from msmon_hooks.torch.optimizer_steps import OptimizerSteps
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
 
 
@@ -38,19 +39,23 @@ class LossScale:
 
     def attach(self, optimizer: Any, registrations: Registrations) -> None:
         """Wrap the scalers' methods; `registrations` take the wrappers off again."""
-        self._optimizer = optimizer
-        groups = getattr(optimizer, "param_groups", ())
-        self._has_host_parameters = any(one.device.type == "cpu" for group in groups for one in group["params"])
         patches = Registrations()
         for scaler in _scaler_classes():
             if "scale" in vars(scaler):
                 patches.patch(scaler, "scale", functools.partial(_scaling, weakref.ref(self)))
             if "step" in vars(scaler):
                 patches.patch(scaler, "step", functools.partial(_stepping, weakref.ref(self)))
+        self.follow(optimizer)
         registrations.callback(patches.close)
         registrations.callback(self._close)
         # A class outlives every model: what sits on it must not keep the monitor alive, and goes when that does.
         weakref.finalize(self, patches.close).atexit = False
+
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer minimizes them from now on."""
+        self._optimizer = optimizer
+        groups = getattr(optimizer, "param_groups", ())
+        self._has_host_parameters = any(one.device.type == "cpu" for group in groups for one in group["params"])
 
     def of(self, gradient: torch.Tensor) -> torch.Tensor | float | None:
         """By what a gradient that a backward computes now is multiplied; None: by nothing."""
@@ -70,20 +75,22 @@ class LossScale:
     def at_step(self) -> torch.Tensor | None:
         """By what the gradients are still multiplied that the optimizer's step is given: fused optimizers undo the
         scaling themselves."""
-        scale = getattr(self._optimizer, "grad_scale", None)
-        return scale if isinstance(scale, torch.Tensor) else None
+        return self._of_optimizer("grad_scale")
+
+    def _of_optimizer(self, name: str) -> torch.Tensor | None:
+        found = (getattr(one, name, None) for one in members(self._optimizer))
+        return next((one for one in found if isinstance(one, torch.Tensor)), None)
 
     def between(self) -> torch.Tensor | None:
         """By what `param.grad` is multiplied outside of a step: the scale, unless `unscale_` was called."""
         states = getattr(self._scaler, "_per_optimizer_states", {})
-        state = states.get(id(self._optimizer), {})
-        unscaled = getattr(state.get("stage"), "name", "READY") == "UNSCALED"
+        stages = (states.get(id(one), {}).get("stage") for one in members(self._optimizer))
+        unscaled = any(getattr(stage, "name", "READY") == "UNSCALED" for stage in stages)
         return None if unscaled else self._scale
 
     def found_inf(self) -> torch.Tensor | None:
         """While a fused optimizer steps: a number that is greater than 0 if it skips the update; else None."""
-        found = getattr(self._optimizer, "found_inf", None)
-        return found if isinstance(found, torch.Tensor) else None
+        return self._of_optimizer("found_inf")
 
     def step_ends(self) -> None:
         """The next loss may be one that nobody scales."""
@@ -99,9 +106,9 @@ class LossScale:
             self._on_host = _copy_to_host(scale)
 
     def steps_of(self, optimizer: Any) -> int | None:
-        """How many steps of an optimizer were seen so far; None if it is not the monitored one."""
-        watched = self._optimizer is not None and unwrapped_optimizer(optimizer) is self._optimizer
-        return self.steps.count if watched else None
+        """How many calls of an optimizer's step were seen so far; None if it is not a monitored one."""
+        calls = None if self._optimizer is None else self.steps.given(unwrapped_optimizer(optimizer))
+        return None if calls is None else calls.count
 
     def _close(self) -> None:
         self._scaler = self._optimizer = self._on_host = None
@@ -141,7 +148,7 @@ def _stepping(owner: weakref.ref[LossScale], original: Callable[..., Any]) -> Ca
         try:
             result = original(scaler, optimizer, *args, **kwargs)
             if losses is not None and before is not None and losses.guard.run(losses.steps_of, optimizer) == before:
-                losses.steps.skipped()
+                losses.steps.skipped(unwrapped_optimizer(optimizer))
             return result
         finally:
             if losses is not None:

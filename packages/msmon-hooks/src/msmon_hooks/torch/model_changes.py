@@ -40,6 +40,10 @@ class ModelChanges:
         self._known = self._snapshot()
         self._on_change()
 
+    def follow(self, optimizer: Any) -> None:
+        """Look at the parameter groups of another optimizer."""
+        self._optimizer = optimizer
+
     def close(self) -> None:
         """Let go of the model."""
         self._models.clear()

@@ -69,7 +69,9 @@ class StateReader:
     def _find_homes(self) -> None:
         self._homes = [one for one in nested_optimizers(self._optimizer) if state_of(one) is not None]
         places = (f"{type(one).__name__}.state" for one in self._homes)
-        self._nothing = ParameterState(layout=StateLayout(places=tuple(dict.fromkeys(places))))
+        self._nothing = ParameterState(
+            layout=StateLayout(places=tuple(dict.fromkeys(places)), given=self._optimizer is not None)
+        )
 
 
 @frozen(kw_only=True, eq=False, slots=True)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from msmon_hooks.torch.optimizer_group import members
+
 _DEPTH = 4
 _OBJECTS = 4096
 _ELEMENTS = 4096
@@ -33,7 +35,7 @@ def nested_optimizers(optimizer: Any) -> list[Any]:
         >>> [type(one).__name__ for one in nested_optimizers(Both(sgd, adam))]
         ['Both', 'SGD', 'Adam']
     """
-    return _walk([optimizer])
+    return _walk(members(optimizer))
 
 
 def optimizers_in_hooks(parameter: torch.Tensor) -> list[Any]:

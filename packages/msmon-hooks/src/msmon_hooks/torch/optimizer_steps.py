@@ -1,111 +1,407 @@
-"""Notices the step of torch's optimizers: before it, after each closure, and after it."""
+"""Notices the steps of torch's optimizers, and which of them update the weights that are watched."""
 
 from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from msmon_hooks import optimizer_steps
+from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.hooks import Hook
-from msmon_hooks.optimizer_steps import Arguments
+from msmon_hooks.optimizer_steps import Arguments, Listener
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.torch.backward import in_backward
+from msmon_hooks.torch.mesh_shards import local_part
+from msmon_hooks.torch.nested_optimizers import nested_optimizers
+from msmon_hooks.torch.optimizer_group import OptimizerGroup, members
+from msmon_hooks.torch.step_calls import StepCalls, runs_hooks
 
-_RUNS_HOOKS = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__
-"""The body of what `Optimizer.__init__` puts around the class's `step`: it runs the hooks."""
+_BOTH_WAYS = (
+    "monitor.step(): the steps of the optimizer that set_monitor was given are seen and counted already; leave the "
+    "call out, or give set_monitor(..., optimizer=None) and call monitor.step() after each update"
+)
+_FOLLOWED = "the weights are now updated by another optimizer, {}: its steps are followed from here on"
+_CREATES_STATE = "torch.distributed.checkpoint.state_dict"
 
 
 class OptimizerSteps(optimizer_steps.OptimizerSteps):
-    """See `msmon_hooks.optimizer_steps.OptimizerSteps`."""
+    """See `msmon_hooks.optimizer_steps.OptimizerSteps`.
 
-    _optimizer: weakref.ref[Any] | None = None
-    """The one whose own hooks tell of its steps."""
-    _nested = 0
-    """Steps of base classes that are running."""
+    A step is what updates the weights that are watched. The optimizers that were given tell of theirs; those inside of
+    them, in hooks of a backward, or in their place are seen by torch's global hooks.
 
-    def hook(self, optimizer: Any, registrations: Registrations) -> None:
-        """By the optimizer's own hooks, which draw no warning from schedulers; else by wrapping the instance's
-        `step`, which is given back at the end."""
-        if _runs_hooks(optimizer):
-            self._optimizer = weakref.ref(optimizer)
-            registrations.add(optimizer.register_step_pre_hook(_Before(self)))
-            registrations.add(optimizer.register_step_post_hook(_After(self)))
-        else:
-            super().hook(optimizer, registrations)
+    * A given optimizer steps: that is a step. Of several, each has to, or one again.
+    * One steps inside of a given one: the gradients are what the inner one consumes, and the step is over when the
+      outer call is. An optimizer that has others inside and lets none of them step has not stepped.
+    * One steps in a backward: its parameters are read around its step; what ends the step is something else.
+    * One steps over the same parameters, and no given one does before the next training forward: it has taken their
+      place.
+    """
 
-    # A compiled step must not trace what the monitor does: each new number would be compiled again.
-    before = torch.compiler.disable(optimizer_steps.OptimizerSteps.before)
-    evaluated = torch.compiler.disable(optimizer_steps.OptimizerSteps.evaluated)
-    after = torch.compiler.disable(optimizer_steps.OptimizerSteps.after)
+    def __init__(self, guard: Guarded, listener: Listener) -> None:
+        super().__init__(guard, listener)
+        self.by_hand = False
+        """Whether `end_by_hand` ends steps."""
+        self._given: list[StepCalls] = []
+        self._hooked: list[StepCalls] = []
+        self._models: list[weakref.ref[Any]] = []
+        self._others: dict[int, tuple[StepCalls | None, weakref.ref[Any], int]] = {}
+        self._done: dict[StepCalls, bool] = {}
+        """Those that have stepped in the step in flight, and whether that was skipped."""
+        self._waiting: list[StepCalls] = []
+        """Those that may have taken the place of the given ones."""
+        self._deferred = False
+        self._begun = False
+        self._told: set[str] = set()
 
-    def begins_inside(self) -> bool:
-        """Whether the optimizer's `step` calls that of its base class, for which torch runs the hooks too."""
-        inside = self.running and self._optimizer is not None and self._running_steps(self._optimizer()) > 1
-        self._nested = self._nested + 1 if inside else 0
-        return inside
+    # Hooks
 
-    def ends_inside(self) -> bool:
-        """Whether it is that of the base class which has ended."""
-        inside = self._nested > 0
-        self._nested -= inside
-        return inside
+    def attach(self, optimizer: Any, registrations: Registrations, models: Sequence[Any] = ()) -> None:
+        """Begin to notice steps; `registrations` end it.
+
+        Args:
+            optimizer: what was given: one, several (`OptimizerGroup`), or None.
+            registrations: own the hooks.
+            models: whose weights are watched; none: steps of other optimizers are of no interest.
+        """
+        self.by_hand = optimizer is None
+        self._models = [weakref.ref(model) for model in models]
+        for one in members(optimizer):
+            calls = StepCalls(self, one)
+            calls.given = True
+            self._given.append(calls)
+            self._hooked.append(calls)
+            if calls.runs_hooks:
+                registrations.add(one.register_step_pre_hook(_Before(self.guard, calls)))
+                registrations.add(one.register_step_post_hook(_After(self.guard, calls)))
+            else:
+                registrations.patch(one, "step", partial(optimizer_steps.Step, calls))
+        if models:
+            _clear_abandoned()
+            handles = (
+                register_optimizer_step_pre_hook(_AnyBefore(self)),
+                register_optimizer_step_post_hook(_AnyAfter(self)),
+            )
+            _global_hooks.append((weakref.ref(self), handles))
+            registrations.callback(partial(_remove_hooks, handles))
+        registrations.callback(self._stop)
+
+    def given(self, optimizer: Any) -> StepCalls | None:
+        """What is known of an optimizer whose steps are those of the training; None for another one."""
+        return next((one for one in self._given if one.optimizer() is optimizer), None)
+
+    def other(self, optimizer: Any) -> StepCalls | None:
+        """What is known of an optimizer that torch's global hooks have seen; None where its steps are of no interest:
+        it has no weights that are watched, or tells by its own hooks."""
+        known = self._others.get(id(optimizer))
+        groups = len(optimizer.param_groups)
+        if known is None or known[1]() is not optimizer or known[2] != groups:
+            # Loops may make new ones without end.
+            self._others = {key: entry for key, entry in self._others.items() if entry[1]() is not None}
+            known = self._others[id(optimizer)] = self._examine(optimizer), weakref.ref(optimizer), groups
+        return known[0]
+
+    def _examine(self, optimizer: Any) -> StepCalls | None:
+        if any(one.optimizer() is optimizer for one in self._hooked):
+            return None
+        calls = StepCalls(self, optimizer)
+        return None if self._watched_parameters().isdisjoint(calls.parameters) else calls
+
+    # Calls of steps
+
+    def call_begins(self, calls: StepCalls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """An optimizer's `step` is called."""
+        outer = self._outer(calls)
+        if self._creates_state(calls) or (outer is not None and outer.ignored):
+            calls.ignored = True
+            return None
+        if outer is not None:
+            outer.updated = outer.proved = True
+        elif self.by_hand or in_backward():
+            pass
+        elif calls.given:
+            self._is_given(calls)
+            if not calls.delegates and self._has_others_inside(calls):
+                calls.delegates = True
+            if calls.delegates:
+                calls.versions = None if calls.proved else self._versions(calls)
+                return None
+        elif self._home(calls) is not None:
+            if calls in self._done:
+                self._end(None, skipped=False)
+        elif not self._may_replace(calls):
+            calls.ignored = True
+            return None
+        self.running = True
+        self.updating = self._part(calls)
+        self._listener.step_begins(args, kwargs)
+        return self.evaluate(args, kwargs)
+
+    def call_ends(self, calls: StepCalls, result: Any) -> None:
+        """It has returned."""
+        self.running = any(one.running for one in self._given)
+        if calls.ignored or self._outer(calls) is not None or self.by_hand:
+            return
+        if calls.given:
+            if calls.delegates and not calls.updated:
+                if calls.proved or self._versions(calls) == calls.versions:
+                    self._listener.withheld()
+                    return
+                # It has others inside and updates the weights without them.
+                calls.delegates = False
+        elif in_backward() or self._home(calls) is None:
+            return
+        self._has_stepped(calls, result, skipped=False)
+
+    def call_raised(self, calls: StepCalls) -> None:
+        """It has raised."""
+        self.running = False
+        if calls.given and not self.by_hand and not calls.ignored and (calls.updated or not calls.delegates):
+            self.guard.run(self._listener.step_raised)
+            self._end(None, skipped=True)
+
+    def _part(self, calls: StepCalls) -> frozenset[int] | None:
+        """`id` of the parameters that this one updates; None for all."""
+        return None if calls.given and len(self._given) == 1 else calls.parameters
+
+    def _outer(self, calls: StepCalls) -> StepCalls | None:
+        """The given one in whose call this one runs."""
+        return next((one for one in self._given if one.running and one is not calls), None)
+
+    def _home(self, calls: StepCalls) -> StepCalls | None:
+        """The given one that has this one inside."""
+        return next((one for one in self._given if calls in self._inside(one)), None)
+
+    def _inside(self, calls: StepCalls) -> list[StepCalls]:
+        """The optimizers inside of one that run hooks and train weights that are watched. Looked for once."""
+        if calls.inside is None:
+            outer = calls.optimizer()
+            found = (one for one in nested_optimizers(outer) if one is not outer and runs_hooks(one))
+            calls.inside = [one for inner in found if (one := self.other(inner)) is not None]
+        return calls.inside
+
+    def _versions(self, calls: StepCalls) -> int:
+        """A number that grows when an operation in place changes a weight."""
+        models = (one for model in self._models if (one := model()) is not None)
+        return sum(p._version for model in models for p in model.parameters() if id(p) in calls.parameters)
+
+    def _has_others_inside(self, calls: StepCalls) -> bool:
+        return bool(self._models) and not calls.count and bool(self._inside(calls))
+
+    def _is_given(self, calls: StepCalls) -> None:
+        """One of the given ones steps: what others did meanwhile was done beside it."""
+        if self._waiting:
+            for one in self._waiting:
+                one.beside = True
+            self._waiting.clear()
+            self._listener.follow(_joined(self._given))
+        if calls in self._done:
+            self._end(None, skipped=False)
+
+    def _may_replace(self, calls: StepCalls) -> bool:
+        """Whether an optimizer that nobody has given may have taken the place of those that were."""
+        if calls.beside or not self._listener.in_step or not self._trains_the_same(calls):
+            return False
+        if calls in self._waiting:
+            self._replace()
+        self._waiting.append(calls)
+        self._listener.follow(_joined(self._waiting))
+        return True
+
+    def _trains_the_same(self, calls: StepCalls) -> bool:
+        """Whether it has parameters that the given ones have; where these have none that are watched, all count."""
+        if calls.competes is None:
+            watched = self._watched_parameters()
+            own = frozenset[int]().union(*(one.parameters for one in self._given)) & watched
+            calls.competes = not own.isdisjoint(calls.parameters) if own else True
+        return calls.competes
+
+    def _watched_parameters(self) -> set[int]:
+        models = (one for model in self._models if (one := model()) is not None)
+        return {id(parameter) for model in models for parameter in model.parameters()}
+
+    def _replace(self) -> None:
+        """Those that wait have taken the place of the given ones."""
+        waiting, self._waiting = self._waiting, []
+        self._end(None, skipped=False)
+        for one in self._given:
+            one.given = False
+        for one in waiting:
+            one.given = True
+        self._given = waiting
+        for known, _, _ in self._others.values():
+            if known is not None:
+                known.competes = None
+        optimizer = _joined(waiting)
+        text = _FOLLOWED.format(", ".join(type(one).__name__ for one in members(optimizer)))
+        self._listener.followed(optimizer)
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning("step %d: %s", self._listener.step, text)
+            self._listener.note(f"from step {self._listener.step - 1}: {text}")
+
+    def _creates_state(self, calls: StepCalls) -> bool:
+        """Whether this is a step on gradients of zero that is there to make the optimizer create its state: nothing of
+        the model has run since the last step."""
+        if self._listener.in_step or self.running or (self.count and not _called_in(_CREATES_STATE)):
+            return False
+        groups = getattr(calls.optimizer(), "param_groups", ())
+        gradients = [one.grad for group in groups for one in group["params"] if one.grad is not None]
+        if not gradients or any(one.layout is not torch.strided for one in gradients):
+            return False
+        return not any(bool(local_part(gradient).any()) for gradient in gradients)
+
+    # Steps
+
+    def _has_stepped(self, calls: StepCalls, result: Any, *, skipped: bool) -> None:
+        self._done[calls] = skipped
+        if all(one in self._done or self._all_inside_have(one) for one in self._given):
+            if in_backward():
+                # The backward goes on, and belongs to this step.
+                self._deferred = True
+            else:
+                self._end(result, skipped=all(self._done.values()))
+
+    def _all_inside_have(self, calls: StepCalls) -> bool:
+        inside = self._inside(calls)
+        return bool(inside) and all(one in self._done for one in inside)
+
+    def _end(self, result: Any, *, skipped: bool) -> None:
+        self._done.clear()
+        self._deferred = self._begun = False
+        self.updating = None
+        super()._end(result, skipped=skipped)
+
+    def skipped(self, optimizer: Any = None) -> None:
+        """A loss scaler has not let an optimizer step; gradients and moments stand as they would have."""
+        calls = self.given(optimizer)
+        if calls is None or self.by_hand:
+            return
+        self._is_given(calls)
+        self.updating = self._part(calls)
+        self.guard.run(self._listener.step_begins, (), {})
+        self.guard.run(self.evaluated)
+        self._has_stepped(calls, None, skipped=True)
 
     def forward_begins(self) -> None:
         """A training forward begins. Inside of a step it is that of a closure; else a step that did not end has raised:
         torch then runs no hook."""
-        if self.running and self._optimizer is not None and not self._running_steps(self._optimizer()):
-            self.raised()
+        if self.running:
+            for calls in [*self._given]:
+                calls.check_raised()
+            self.running = any(one.running for one in self._given)
+        if not self.running:
+            self.flush()
+        if self.by_hand and not self._begun:
+            self._begun = True
+            self.updating = None
+            self._listener.step_begins((), {})
 
-    @staticmethod
-    def _running_steps(optimizer: Any) -> int:
-        """How many calls of an optimizer's `step` are running."""
-        frame: FrameType | None = sys._getframe()
-        count = 0
-        while frame is not None:
-            count += frame.f_code is _RUNS_HOOKS and frame.f_locals.get("self") is optimizer
-            frame = frame.f_back
-        return count
+    def flush(self) -> None:
+        """What waits for something that would still belong to the step has waited long enough."""
+        if self._deferred:
+            self._end(None, skipped=False)
+        elif self._waiting:
+            self._replace()
+
+    def end_by_hand(self) -> None:
+        """The program says that the weights are updated.
+
+        Raises:
+            ValueError: steps of optimizers are counted.
+        """
+        if self.count and not self.by_hand:
+            raise ValueError(_BOTH_WAYS)
+        self.by_hand = True
+        self._waiting.clear()
+        self.updating = None
+        self.guard.run(self.evaluated)
+        self._end(None, skipped=False)
 
 
-def _runs_hooks(optimizer: Any) -> bool:
-    """Whether calling `step` runs the hooks that `register_step_pre_hook` takes.
+def _joined(calls: Sequence[StepCalls]) -> Any:
+    optimizers = [optimizer for one in calls if (optimizer := one.optimizer()) is not None]
+    return optimizers[0] if len(optimizers) == 1 else OptimizerGroup(optimizers)
 
-    `Optimizer.__init__` wraps the class's `step` for that and marks it; wrappers that only inherit from
-    `Optimizer` do not call it. `torch.compile` of torch 2.1 takes torch's wrapper off and leaves the mark.
-    """
-    step = getattr(type(optimizer), "step", None)
-    if not hasattr(optimizer, "register_step_pre_hook") or not getattr(step, "hooked", False):
-        return False
-    while step is not None and getattr(step, "__code__", None) is not _RUNS_HOOKS:
-        step = getattr(step, "__wrapped__", None)
-    return step is not None
+
+def _called_in(module: str) -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Before(Hook):
-    def __init__(self, owner: OptimizerSteps) -> None:
-        super().__init__(owner.guard)
-        self.owner = owner
+    def __init__(self, guard: Guarded, calls: StepCalls) -> None:
+        super().__init__(guard)
+        self.calls = calls
 
     __call__ = torch.compiler.disable(Hook.__call__)
 
     def fire(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        if not self.owner.active or self.owner.begins_inside():
-            return None
         # torch passes the optimizer itself as the first of the arguments.
-        replaced = self.owner.before(args[1:], kwargs)
+        replaced = self.calls.begins(args[1:], kwargs) if self.calls.active else None
         return replaced and ((*args[:1], *replaced[0]), replaced[1])
 
 
 class _After(Hook):
-    def __init__(self, owner: OptimizerSteps) -> None:
-        super().__init__(owner.guard)
-        self.owner = owner
+    def __init__(self, guard: Guarded, calls: StepCalls) -> None:
+        super().__init__(guard)
+        self.calls = calls
 
     @torch.compiler.disable
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Whatever has failed: steps are counted on.
-        if self.owner.active and not self.owner.ends_inside():
-            self.owner.after()
+        if self.calls.active:
+            self.calls.ends()
+
+
+class _OfAny:
+    """Torch keeps the hook for ever: it must not keep what it tells."""
+
+    def __init__(self, owner: OptimizerSteps) -> None:
+        self.owner = weakref.ref(owner)
+
+    def calls(self, optimizer: Any) -> StepCalls | None:
+        owner = self.owner()
+        return None if owner is None or not owner.active else owner.guard.run(owner.other, optimizer)
+
+
+class _AnyBefore(_OfAny):
+    def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        calls = self.calls(optimizer)
+        replaced = None if calls is None else calls.guard.run(calls.before, args[1:], kwargs)
+        return replaced and ((*args[:1], *replaced[0]), replaced[1])
+
+
+class _AnyAfter(_OfAny):
+    def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls = self.calls(optimizer)
+        if calls is not None:
+            calls.guard.always(calls.after)
+
+
+_global_hooks: list[tuple[weakref.ref[OptimizerSteps], tuple[Any, ...]]] = []
+
+
+def _remove_hooks(handles: tuple[Any, ...]) -> None:
+    for handle in handles:
+        handle.remove()
+    _global_hooks[:] = [entry for entry in _global_hooks if entry[1] is not handles]
+
+
+def _clear_abandoned() -> None:
+    """Of monitors that were let go of without being closed. Not when the garbage collector finds them: torch may be
+    running through its hooks just then."""
+    for handles in [handles for owner, handles in _global_hooks if owner() is None]:
+        _remove_hooks(handles)

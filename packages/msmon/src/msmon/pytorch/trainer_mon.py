@@ -37,6 +37,35 @@ class TrainerMon(BaseTrainerMon):
     _make_buffer = PartialBuffer
     _model_kind = "module"
 
+    optional_optimizer = several_optimizers = True
+
+    def step(self) -> None:
+        """The weights were updated: a step ends here.
+
+        Only for training loops in which that cannot be seen: updates by hand, optimizers that step while a backward
+        runs, several that take turns. Call it after the update, and before the gradients are cleared: they are read
+        here, except those that a torch optimizer has consumed before, which are read then. Weights before the update
+        (`param_origin`) and moments are read when the step's first training forward begins.
+
+        Raises:
+            ValueError: steps of the optimizer that `set_monitor` was given are counted already.
+
+        Example:
+            >>> import json, tempfile, torch
+            >>> path = tempfile.mkdtemp() + "/config.json"
+            >>> _ = open(path, "w").write(json.dumps({"wg_distribution": True, "format": "api"}))
+            >>> model = torch.nn.Linear(2, 1)
+            >>> with TrainerMon(path, params_have_main_grad=False) as monitor:
+            ...     monitor.set_monitor(model, grad_acc_steps=1, optimizer=None)
+            ...     for _ in range(2):
+            ...         model(torch.ones(1, 2)).sum().backward()
+            ...         model.weight.data -= 0.1 * model.weight.grad
+            ...         monitor.step()
+            ...         model.zero_grad()
+        """
+        if self._attachment is not None:
+            self._attachment.end_step()
+
     def begin_micro_step(self) -> None:
         """A training forward begins.
 

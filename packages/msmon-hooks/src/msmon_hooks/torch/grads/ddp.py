@@ -22,6 +22,7 @@ class DDPGradients(GradientSource):
     """
 
     engine = "ddp"
+    keeps_gradients = True
 
     @classmethod
     def matches(cls, models: Sequence[nn.Module], optimizer: Any) -> bool:

@@ -32,6 +32,8 @@ class DeepSpeedGradients(GradientSource):
     The optimizer that the script passes may be the engine, DeepSpeed's optimizer, or the one inside it.
     """
 
+    updates_itself = True
+
     def __init__(self, models: Sequence[nn.Module], optimizer: Any, **settings: Any) -> None:
         self._engine = next((one for one in (*models, optimizer) if is_a(one, "DeepSpeedEngine")), None)
         super().__init__(models, _deepspeed_optimizer(self._engine, models, optimizer), **settings)

@@ -34,6 +34,7 @@ class MegatronGradients(GradientSource):
     """
 
     engine = "megatron"
+    updates_itself = True
 
     def __init__(self, models: Sequence[nn.Module], optimizer: Any, **settings: Any) -> None:
         super().__init__(models, optimizer, **settings)

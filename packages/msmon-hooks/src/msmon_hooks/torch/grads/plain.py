@@ -12,6 +12,8 @@ from msmon_hooks.torch.grads.source import GradientSource
 class PlainGradients(GradientSource):
     """Gradients of a training without an engine."""
 
+    keeps_gradients = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # A script may call all_reduce(param.grad) itself.

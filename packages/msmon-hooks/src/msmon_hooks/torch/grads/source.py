@@ -15,6 +15,7 @@ from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.accumulated import Accumulated
+from msmon_hooks.torch.grads.first_hook import register_first
 from msmon_hooks.torch.mesh_shards import mesh_shard
 from msmon_hooks.torch.moments import StateReader
 from msmon_hooks.torch.nested_optimizers import param_groups
@@ -26,7 +27,10 @@ __all__ = ["GradientSource", "OnReady"]
 class GradientSource(gradients.GradientSource):
     """Gradients in `param.grad` or `param.main_grad`, moments in `optimizer.state`, shards as DTensors."""
 
+    keeps_gradients = False
+    """Whether `param.grad` holds the gradient from backward to the update."""
     _states: StateReader | None = None
+    _parameters: list[Any] | None = None
 
     def weights(self) -> list[Weight]:
         """Every parameter, under its plain name."""
@@ -38,6 +42,11 @@ class GradientSource(gradients.GradientSource):
         found = [parameter for group in param_groups(self.optimizer) for parameter in group["params"]]
         own = {id(parameter) for model in self.models for parameter in model.parameters()}
         return found if any(id(parameter) in own for parameter in found) else []
+
+    def follow(self, optimizer: Any) -> None:
+        """Another optimizer updates the parameters from now on."""
+        super().follow(optimizer)
+        self._states = self._parameters = None
 
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
         """Call `on_ready` after each accumulation."""
@@ -55,12 +64,22 @@ class GradientSource(gradients.GradientSource):
         for weight in weights:
             if weight.parameter.requires_grad:
                 hook = Accumulated(self.guard, weight, on_ready, complete)
-                registrations.add(weight.parameter.register_post_accumulate_grad_hook(hook))
+                # Optimizers may step in hooks of this kind, and clear the gradient.
+                registrations.add(register_first(weight.parameter, hook))
 
     def reduced(self, weight: Weight) -> torch.Tensor | None:
         """The gradient that the optimizer consumes, or None where there is none."""
         main_grad = getattr(weight.parameter, "main_grad", None) if self.main_grad else None
         return main_grad if main_grad is not None else weight.parameter.grad
+
+    def has_none(self) -> bool:
+        """Whether the gradient of no trained parameter is there."""
+        if not self.keeps_gradients:
+            return False
+        if self._parameters is None:
+            trained = [weight for weight in self.weights() if self.trains(weight)]
+            self._parameters = [(weight.parameter, weight) for weight in trained]
+        return all(one.grad is None and self.reduced(weight) is None for one, weight in self._parameters)
 
     def value(self, weight: Weight) -> torch.Tensor | None:
         """The weight that the optimizer updates."""
