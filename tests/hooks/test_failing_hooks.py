@@ -42,14 +42,42 @@ class Attention(nn.Module):
         return query + key
 
 
+class Router(nn.Module):
+    """Has its logits from a layer inside, and returns other things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.gate(x).topk(2)
+
+
+class GatingRouter(nn.Linear):
+    """As Megatron's routers."""
+
+    def gating(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+    def routing(self, logits):
+        return logits.softmax(-1)
+
+    def forward(self, x):
+        return self.routing(self.gating(x))
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.fc, self.core, self.head = nn.Linear(4, 4), Attention(), nn.Linear(4, 2)
+        self.router, self.gating = Router(), GatingRouter(4, 3)
+        self.normed = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        self.lazy = nn.LazyLinear(4)
 
     def forward(self, x):
-        hidden = self.fc(x)
-        return self.head(self.core(hidden, hidden))
+        hidden = self.normed(self.lazy(self.fc(x)))
+        weights = self.router(hidden)[0].sum() + self.gating(hidden)[..., 0].sum()
+        return self.head(self.core(hidden, hidden)) * weights
 
 
 def trained(*, watch: bool) -> tuple[list[float], Monitored | None]:
@@ -59,7 +87,11 @@ def trained(*, watch: bool) -> tuple[list[float], Monitored | None]:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     monitored = None
     if watch:
-        compute = dict.fromkeys(("attention_hook", "moe_router_logit_hook"), lambda *tensors: torch.ones(2))
+        features = {
+            "attention_hook": ("core",),
+            "moe_router_logit_hook": ("core", "router", "gating"),
+            "linear_hook": ("normed",),
+        }
         monitored = Monitored(
             model,
             optimizer,
@@ -70,7 +102,10 @@ def trained(*, watch: bool) -> tuple[list[float], Monitored | None]:
             activation_gradients=True,
             on_structure=lambda document: None,
             on_stacks=lambda stacks: None,
-            l2_features={kind: Feature(modules=("core",), compute=function) for kind, function in compute.items()},
+            l2_features={
+                kind: Feature(modules=modules, compute=lambda *tensors: torch.ones(2))
+                for kind, modules in features.items()
+            },
         )
     losses = []
     for _ in range(3):
