@@ -271,6 +271,18 @@ def test_another_optimizer_takes_the_place_in_the_last_step():
     assert column(seen, "param_updated", "0.weight").keys() == {0, 1, 2}
 
 
+def test_another_optimizer_takes_the_place_while_nothing_is_read():
+    """As in dynamic mode before it starts, when nobody looks at forwards."""
+    model = mlp()
+    given, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    with Monitored(model, given) as seen:
+        for step in range(6):
+            backward(model)
+            (given if step < 2 else other).step()
+            assert seen.clock.step == (step + 1 if step != 2 else 2)
+    assert seen.clock.step == 6
+
+
 def test_optimizers_that_are_made_in_every_step():
     def make(model):
         given = torch.optim.SGD(model.parameters(), lr=0.1)

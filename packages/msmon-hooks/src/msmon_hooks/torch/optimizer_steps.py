@@ -214,6 +214,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
             return False
         if calls in self._waiting:
             self._replace()
+            return True
         self._waiting.append(calls)
         self._listener.follow(_joined(self._waiting))
         return True
