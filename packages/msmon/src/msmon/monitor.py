@@ -14,6 +14,7 @@ from msmon.alerts import AlertHistory
 from msmon.arguments import check_integer, check_optimizers, find_models
 from msmon.collector import Buffer, NoObserver
 from msmon.config import Config, DynamicSwitch, Period
+from msmon.config_changes import ConfigChanges, schedule_of
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
 from msmon.forks import leave_in_children
 from msmon.metrics_calls import MetricsCalls
@@ -25,11 +26,9 @@ from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
 logger = logging.getLogger("msmon")
 
 _NEVER = Schedule(collect_times=0)
-_SCHEDULED = {"start_step", "step_interval", "collect_times"}
-"""Fields that say which steps are sampled."""
 
 
-class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
+class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
     """Watches a training. See the framework's own class for how to use it.
 
     With `DYNAMIC_MONITOR=True` in the environment, collection starts and stops with edits of the configuration
@@ -177,11 +176,11 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
             self._switch = DynamicSwitch(self._path, rank=self._rank, world_size=size)
             self._switching.run(self._switch.begin, start_iteration)
         elif self._monitored(self._config):
-            self._clock.reschedule(_schedule(self._config, self._config.start_step))
+            self._clock.reschedule(schedule_of(self._config, self._config.start_step))
             self._starting.run(self._begin_session, models, optimizer)
         elif ends_program(self._config):
             # The program ends on all ranks, or those that go on would wait for this one's peers for ever.
-            self._clock.reschedule(_schedule(self._config, self._config.start_step))
+            self._clock.reschedule(schedule_of(self._config, self._config.start_step))
             request = Request(ends_program=True)
             self._attachment = self._attach(models, optimizer, self._clock, request, NoObserver(), Coverage())
 
@@ -191,31 +190,6 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
         args = (models, optimizer, self._clock, request, session.collector, session.coverage)
         self._attachment = self._attach(*args)
         session.begin(self._attachment)
-
-    @property
-    def ops(self) -> list[str]:
-        """The statistics; they may be changed while training, from the next step on, in a new run directory."""
-        return list((self._waiting or self._config).ops)
-
-    @ops.setter
-    def ops(self, ops: Sequence[str]) -> None:
-        self.change_config(ops=list(ops))
-
-    def change_config(self, **fields: Any) -> None:
-        """Put other values of the configuration's fields into force, from the next step on.
-
-        Which steps are sampled changes within the run directory; everything else begins a new one.
-
-        Raises:
-            msmon.config.ConfigError: an unknown field, or a value that the configuration file may not have either.
-
-        Example:
-            >>> monitor.change_config(step_interval=10, ops=["norm", "max"])  # doctest: +SKIP
-        """
-        before = (self._waiting or self._config).to_dict()
-        self._waiting = configuration.parse_config({**before, **fields}, "change_config")
-        if not self._clock.in_step:
-            self._apply_waiting()
 
     def close(self) -> None:
         """Write what is pending and take every hook off; harmless when called again."""
@@ -269,27 +243,12 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
                 self._period, self._waiting = period, None
                 self._change_session(period.config if period is not None else None)
                 if period is not None:
-                    self._clock.reschedule(_schedule(period.config, period.first_step))
+                    self._clock.reschedule(schedule_of(period.config, period.first_step))
         elif self._clock.exhausted and self._attachment is not None and self._session is not None:
             self._attachment.retire()
             self._session.finish()
         if self._waiting is not None:
             self._apply_waiting()
-
-    def _apply_waiting(self) -> None:
-        config, self._waiting = self._waiting, None
-        if config is None:
-            return
-        before, self._config = self._config, config
-        collecting = self._period is not None if self._dynamic else not self._clock.exhausted
-        if self._session is None or self._attachment is None or not collecting:
-            return
-        first_step = config.start_step if self._period is None else self._period.first_step
-        self._clock.reschedule(_schedule(config, first_step), self._clock.taken)
-        if config.differences(before) <= _SCHEDULED:
-            self._session.reschedule(config)
-        else:
-            self._change_session(config)
 
     def _change_session(self, config: Config | None) -> None:
         """Collect by another configuration from now on; None: collect nothing."""
@@ -314,7 +273,3 @@ class BaseTrainerMon(MetricsCalls, DeprecatedCalls, ABC):
             session = None
         self._session = session or self._session
         self._config = config or self._config
-
-
-def _schedule(config: Config, first_step: int) -> Schedule:
-    return Schedule(start_step=first_step, step_interval=config.step_interval, collect_times=config.collect_times)
