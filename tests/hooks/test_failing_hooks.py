@@ -9,6 +9,7 @@ import pkgutil
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal
 
 import msmon_hooks.torch
 from msmon_hooks import Feature
@@ -42,14 +43,44 @@ class Attention(nn.Module):
         return query + key
 
 
+class Gated(nn.Module):
+    """A router as Megatron builds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def gating(self, x):
+        return x @ self.weight.T
+
+    def routing(self, logits):
+        return logits.softmax(-1), logits > 0
+
+    def forward(self, x):
+        return self.routing(self.gating(x))
+
+
+class Scores(nn.Module):
+    """A router with a layer inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wg = nn.Linear(4, 4)
+
+    def forward(self, x):
+        logits = self.wg(x)
+        return logits.softmax(-1), logits
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.core, self.head = nn.Linear(4, 4), Attention(), nn.Linear(4, 2)
+        self.fc, self.core, self.head = orthogonal(nn.Linear(4, 4)), Attention(), nn.LazyLinear(2)
+        self.gated, self.scores = Gated(), Scores()
 
     def forward(self, x):
         hidden = self.fc(x)
-        return self.head(self.core(hidden, hidden))
+        return self.head(self.core(hidden, self.gated(hidden)[0] * self.scores(hidden)[0]))
 
 
 def trained(*, watch: bool) -> tuple[list[float], Monitored | None]:
@@ -59,7 +90,11 @@ def trained(*, watch: bool) -> tuple[list[float], Monitored | None]:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     monitored = None
     if watch:
-        compute = dict.fromkeys(("attention_hook", "moe_router_logit_hook"), lambda *tensors: torch.ones(2))
+        modules = {
+            "attention_hook": ("core",),
+            "moe_router_logit_hook": ("core", "gated", "scores"),
+            "linear_hook": ("fc",),
+        }
         monitored = Monitored(
             model,
             optimizer,
@@ -70,7 +105,9 @@ def trained(*, watch: bool) -> tuple[list[float], Monitored | None]:
             activation_gradients=True,
             on_structure=lambda document: None,
             on_stacks=lambda stacks: None,
-            l2_features={kind: Feature(modules=("core",), compute=function) for kind, function in compute.items()},
+            l2_features={
+                kind: Feature(modules=names, compute=lambda *tensors: torch.ones(2)) for kind, names in modules.items()
+            },
         )
     losses = []
     for _ in range(3):
