@@ -10,16 +10,13 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from msmon_hooks import optimizer_steps
 from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.hooks import Hook
 from msmon_hooks.optimizer_steps import Arguments, Listener
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.torch.all_optimizers import watch_all
 from msmon_hooks.torch.backward import in_backward
 from msmon_hooks.torch.mesh_shards import local_part
 from msmon_hooks.torch.nested_optimizers import nested_optimizers
@@ -87,13 +84,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
             else:
                 registrations.patch(one, "step", partial(optimizer_steps.Step, calls))
         if models:
-            _clear_abandoned()
-            handles = (
-                register_optimizer_step_pre_hook(_AnyBefore(self)),
-                register_optimizer_step_post_hook(_AnyAfter(self)),
-            )
-            _global_hooks.append((weakref.ref(self), handles))
-            registrations.callback(partial(_remove_hooks, handles))
+            watch_all(self, registrations)
         registrations.callback(self._stop)
 
     def given(self, optimizer: Any) -> StepCalls | None:
@@ -365,44 +356,3 @@ class _After(Hook):
         # Whatever has failed: steps are counted on.
         if self.calls.active:
             self.calls.ends()
-
-
-class _OfAny:
-    """Torch keeps the hook for ever: it must not keep what it tells."""
-
-    def __init__(self, owner: OptimizerSteps) -> None:
-        self.owner = weakref.ref(owner)
-
-    def calls(self, optimizer: Any) -> StepCalls | None:
-        owner = self.owner()
-        return None if owner is None or not owner.active else owner.guard.run(owner.other, optimizer)
-
-
-class _AnyBefore(_OfAny):
-    def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        calls = self.calls(optimizer)
-        replaced = None if calls is None else calls.guard.run(calls.before, args[1:], kwargs)
-        return replaced and ((*args[:1], *replaced[0]), replaced[1])
-
-
-class _AnyAfter(_OfAny):
-    def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls = self.calls(optimizer)
-        if calls is not None:
-            calls.guard.always(calls.after)
-
-
-_global_hooks: list[tuple[weakref.ref[OptimizerSteps], tuple[Any, ...]]] = []
-
-
-def _remove_hooks(handles: tuple[Any, ...]) -> None:
-    for handle in handles:
-        handle.remove()
-    _global_hooks[:] = [entry for entry in _global_hooks if entry[1] is not handles]
-
-
-def _clear_abandoned() -> None:
-    """Of monitors that were let go of without being closed. Not when the garbage collector finds them: torch may be
-    running through its hooks just then."""
-    for handles in [handles for owner, handles in _global_hooks if owner() is None]:
-        _remove_hooks(handles)
