@@ -71,7 +71,7 @@ def schedule(name: str, inferred: bool) -> Train:
 def deepspeed_engine(rank: int, config: Path | None, probe: Probe | None) -> Outcome:
     """DeepSpeed's `PipelineEngine`."""
     import deepspeed
-    from deepspeed.ops.op_builder import __compatible_ops__
+    from deepspeed.ops import __compatible_ops__
     from deepspeed.pipe import PipelineModule
 
     # It would be compiled first.

@@ -22,8 +22,7 @@ KNOWN = {
 
 
 def marks(way: str) -> list[pytest.MarkDecorator]:
-    found = [] if "DeepSpeed" in way else [everywhere]
-    return [*found, pytest.mark.xfail(reason=KNOWN[way], strict=False)] if way in KNOWN else found
+    return [everywhere, pytest.mark.xfail(reason=KNOWN[way], strict=True)] if way in KNOWN else [everywhere]
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=marks(way)) for way in WAYS])
