@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from .probe import Verdict
+if TYPE_CHECKING:
+    # It needs torch, which the environment of MindSpore has not got.
+    from .probe import Verdict
 
-Row = Callable[[str, Verdict], None]
+Row = Callable[[str, "Verdict"], None]
 
 
 @pytest.fixture(scope="session")
