@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from msmon.alerts import AlertHistory
 from msmon.collector import CollectedStep
 from msmon.config import parse_config
-from msmon.session import Place, Session
+from msmon.session import Session, TrainingProcess
 from msmon_hooks import Shard, StepEnd, TensorRef
 from msmon_io import (
     Background,
@@ -223,10 +223,12 @@ def test_background_time_of_a_step(benchmark: Any, tmp_path: Path, formats: list
     tensors, steps = (10_000, 60) if benchmark.enabled else (80, 3)
     rules = {"rules": [{"rule_name": "AnomalyTurbulence", "args": {"threshold": 1e9}}], "dump": True}
     config = parse_config({"wg_distribution": True, "format": formats, "ops": OPS, "alert": rules})
-    place = Place(framework="torch", rank=0, world_size=1, output_dir=tmp_path, pipeline=[0], data=[0], tensor=[0])
+    process = TrainingProcess(
+        framework="torch", rank=0, world_size=1, output_dir=tmp_path, pipeline=[0], data=[0], tensor=[0]
+    )
     run_dir = create_run_dir(tmp_path, 0)
     owner = Ready(np.zeros((0, 8)))
-    session = Session(config, place, run_dir, PartialBuffer(), owner, AlertHistory())
+    session = Session(config, process, run_dir, PartialBuffer(), owner, AlertHistory())
     refs = recorded(tensors, Shard((8, 8), (8, 4), "0:32") if sharded else None)
     random = np.random.default_rng(0)
     numbers = np.abs(random.normal(size=(len(refs), 8))) * 10.0 ** random.uniform(-6, -1, (len(refs), 1))
