@@ -174,7 +174,7 @@ def test_copies_record_nothing_and_load_without_us(tmp_path):
         sys.executable,
         "-S",
         "-c",
-        f"import sys; sys.path[:] = {[p for p in sys.path if 'msmon' not in p]!r}; {program}",
+        f"import sys; sys.path[:] = {[p for p in sys.path if '/packages/msmon' not in p]!r}; {program}",
     ]
     done = subprocess.run(
         [*command, str(tmp_path / "model.pt")], capture_output=True, text=True, env={"PATH": ""}, check=False
