@@ -53,7 +53,7 @@ def attached(write_config, **fields):
 def test_bit_equal(monitor, unmonitored, write_config, output_dir, caplog):
     fields = {**MONITORS[monitor], "ops": ALL_OPS, "alert": {"rules": [{"rule_name": "AnomalyNan"}], "dump": True}}
     state = torch.get_rng_state()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), caplog.at_level(logging.INFO, "msmon"):
         warnings.simplefilter("error")
         assert train("AdamW", attach=attached(write_config, **fields)) == unmonitored["AdamW"]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
