@@ -1,7 +1,7 @@
 """Print a run's summary: what was recorded, the largest values, anomalies, and what is missing.
 
 RUN is the output directory of a run ($MONITOR_OUTPUT_DIR, by default ./monitor_output), or one run directory in it.
-Of several runs in it each rank's newest is read.
+Of several launches in it the newest is read; RUN/TIME_STAMP is an older one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   msmon show monitor_output
+  msmon show monitor_output/Dec03_21-34-40                    an older launch
   msmon show monitor_output/Dec03_21-34-40-rank0-3f1a9c2e     one rank alone
 
 exit status:
