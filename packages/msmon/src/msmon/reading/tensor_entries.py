@@ -12,8 +12,7 @@ STATE = "state"
 _CUT_LIKE = {STATE: "exp_avg"}
 """What has a number for each element of a parameter is cut into the same shards as another data type."""
 
-_SIZE = attrs.validators.and_(attrs.validators.instance_of(int), attrs.validators.ge(0), attrs.validators.lt(1 << 63))
-_SIZE_OR_UNKNOWN = attrs.validators.or_(_SIZE, attrs.validators.in_([-1]))
+_SIZE = attrs.validators.and_(attrs.validators.instance_of(int), attrs.validators.lt(1 << 63))
 
 
 @attrs.frozen(kw_only=True)
@@ -22,16 +21,16 @@ class ShardEntry:
 
     part: str = attrs.field(validator=attrs.validators.instance_of(str))
     """Equal on ranks that hold the same shard."""
-    numel: int = attrs.field(validator=_SIZE)
+    numel: int = attrs.field(validator=[_SIZE, attrs.validators.ge(0)])
 
 
 @attrs.frozen(kw_only=True)
 class TensorEntry:
     """One tensor."""
 
-    vpp_stage: int = attrs.field(validator=_SIZE)
+    vpp_stage: int = attrs.field(validator=[_SIZE, attrs.validators.ge(0)])
     name: str = attrs.field(validator=attrs.validators.instance_of(str))
-    numel: int = attrs.field(validator=_SIZE_OR_UNKNOWN)
+    numel: int = attrs.field(validator=[_SIZE, attrs.validators.ge(-1)])
     """Of the whole tensor; -1 where nobody knows which part a rank holds."""
     shards: Mapping[str, ShardEntry]
     """Data type -> the shard on this rank, where the values of the data type are of a shard."""
