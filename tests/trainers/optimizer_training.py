@@ -58,6 +58,8 @@ class Case:
     """The values at a path, by the package's own means."""
     momentum: str | None = None
     """Path of what `mg_direction` compares the gradient with, where that is not the `exp_avg`."""
+    inner: Callable[[Any], Any] | None = None
+    """The optimizer inside that updates the weights, by gradients that the outer one has changed."""
     reasons: Mapping[tuple[str, str], str] = field(factory=dict)
     """(data type, name) to the reason; the default names what the state has."""
 
@@ -91,11 +93,16 @@ def train(case: Case, package: Any, config: Path | None = None) -> Outcome:
     torch.manual_seed(1)
     losses = []
     expected: dict[Row, float] = {}
+    step = 0
+    if case.inner is not None:
+        consumed = case.inner(optimizer)
+        consumed.register_step_pre_hook(lambda *_: expected.update(_rows(case, model, optimizer, step)))
     for step in range(STEPS):
         loss = model(torch.randn(16, 64)).square().mean() * 10
         loss.backward()
         losses.append(loss.item())
-        expected |= _rows(case, model, optimizer, step)
+        if case.inner is None:
+            expected |= _rows(case, model, optimizer, step)
         optimizer.step()
         for parameter in model.parameters():
             parameter.grad = None

@@ -159,6 +159,7 @@ CASES = {
         make=lambda p, m: p.OrthoGrad(p.AdamP(m.parameters())),
         tensors=BOTH,
         states=lambda optimizer: [optimizer.optimizer.state],
+        inner=lambda optimizer: optimizer.optimizer,
     ),
     "pytorch_optimizer ScalableShampoo": pytorch_optimizer(
         "ScalableShampoo",
