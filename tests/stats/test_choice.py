@@ -19,7 +19,7 @@ def operator_calls(monkeypatch):
 
 
 def test_the_fastest_one_is_the_default(operator_calls):
-    assert KERNELS == ("operators", "cpu", "triton")
+    assert KERNELS == ("operators", "cpu", "triton", "float32")
     partial(torch.ones(3))
     PartialBuffer().measure([torch.ones(3)], 1e-8)
     assert operator_calls == []
@@ -38,7 +38,7 @@ def test_forced_by_the_environment(operator_calls, monkeypatch):
     partial(torch.ones(3), kernel="cpu")
     assert len(operator_calls) == 2
     monkeypatch.setenv("MSMON_KERNEL", "gpu")
-    with pytest.raises(ValueError, match=r"\$MSMON_KERNEL is 'gpu'; allowed: operators, cpu, triton"):
+    with pytest.raises(ValueError, match=r"\$MSMON_KERNEL is 'gpu'; allowed: operators, cpu, triton, float32"):
         partial(torch.ones(3))
     monkeypatch.setenv("MSMON_KERNEL", "")
     partial(torch.ones(3))
@@ -90,7 +90,7 @@ def test_kernels_that_do_not_compile_are_replaced_and_reported(monkeypatch, oper
 def test_triton_that_does_not_work_is_replaced_and_reported(monkeypatch, caplog):
     # There is no GPU: making a tensor on it fails, as a missing compiler would.
     monkeypatch.setattr(partials, "has_triton", lambda: True)
-    assert partials.usable_kernels("cuda") == ("operators",)
+    assert partials.usable_kernels("cuda") == ("float32",)
     assert "the Triton kernels do not work here" in caplog.text
 
 

@@ -113,6 +113,12 @@ class TestTorchOperators(TensorConformance):
     kernel = "operators"
 
 
+class TestTorchFloat32(TensorConformance):
+    kernel = "float32"
+    rtol = 1e-6
+    repeats = 1e-15
+
+
 class TestTorchCompiled(TensorConformance):
     kernel = "cpu"
 
@@ -154,7 +160,7 @@ def test_64_million_values():
         wide = chunk.double()
         exact_sum += wide.sum().item()
         exact_squares += wide.square().sum().item()
-    for kernel in ("cpu", "operators"):
+    for kernel in ("cpu", "operators", "float32"):
         found = summarize(values, ["mean", "norm", "min", "max"], kernel=kernel)
         assert found["mean"] == pytest.approx(exact_sum / len(values), rel=1e-6)
         assert found["norm"] == pytest.approx(exact_squares**0.5, rel=1e-6)

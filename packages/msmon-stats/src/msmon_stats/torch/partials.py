@@ -15,6 +15,7 @@ from msmon_stats.choice import choose, has_cpu_kernel, has_triton
 from msmon_stats.errors import UnsupportedTensorError
 from msmon_stats.fields import DEFAULT_EPS, MAX, MIN, SUM, WIDTH
 from msmon_stats.torch import operators
+from msmon_stats.torch.devices import has_float64
 from msmon_stats.torch.values import address_of, local, plain, unsupported_reason
 
 _log = logging.getLogger("msmon_stats")
@@ -22,29 +23,31 @@ _log = logging.getLogger("msmon_stats")
 
 @cache
 def usable_kernels(device_type: str) -> tuple[str, ...]:
-    """The kernels that can read tensors on a device, the first one is the automatic choice."""
+    """The kernels that can read tensors on a kind of device, the first one is the automatic choice.
+
+    A device is asked once, by letting it compute; that waits for it.
+    """
     if device_type == "cpu":
-        kernels = ("cpu", "operators") if has_cpu_kernel() else ("operators",)
+        kernels = ("cpu", "operators", "float32") if has_cpu_kernel() else ("operators", "float32")
         return (*kernels, "triton") if os.environ.get("TRITON_INTERPRET") == "1" and has_triton() else kernels
-    if device_type == "cuda":
-        return ("triton", "operators") if has_triton() and _triton_works(device_type) else ("operators",)
-    # Triton serves further accelerators; there the operators are the safe choice.
-    return ("operators", "triton") if has_triton() else ("operators",)
+    kernels = ("float32", "operators") if has_float64(device_type) else ("float32",)
+    return ("triton", *kernels) if has_triton() and _triton_works(device_type) else kernels
 
 
 def _triton_works(device_type: str) -> bool:
-    """Triton needs a compiler on the machine, so it is tried once."""
+    """Triton needs a compiler on the machine, and not every device that it compiles for has all dtypes: it is tried."""
     try:
         from msmon_stats.torch import triton_kernels
 
-        probe = torch.zeros(1, device=device_type)
-        triton_kernels.write_rows(
-            [probe, probe], on_device(DEFAULT_EPS, probe.device), probe.new_empty((2, WIDTH), dtype=torch.float64)
-        )
+        values = torch.arange(-3.0, 4.0, device=device_type)
+        rows = values.new_empty((2, WIDTH), dtype=torch.float64)
+        triton_kernels.write_rows([values, values], on_device(1.0, values.device), rows)
+        works = rows.tolist() == [[7.0, 0.0, 0.0, 1.0, -3.0, 3.0, 0.0, 28.0]] * 2
     except Exception:
-        _log.warning("the Triton kernels do not work here; slower operators take their place", exc_info=True)
+        level = logging.WARNING if device_type == "cuda" else logging.DEBUG
+        _log.log(level, "the Triton kernels do not work here; slower operators take their place", exc_info=True)
         return False
-    return True
+    return works
 
 
 def partial(
@@ -75,16 +78,18 @@ def partial_many(
     if any(part.device != device for part in parts):
         raise ValueError(f"tensors on several devices: {', '.join(sorted({str(part.device) for part in parts}))}")
     chosen = choose(kernel, usable_kernels(device.type))
+    # Where the device has no float64 the rows are made, and lie, on the host.
+    place = device if has_float64(device.type) else torch.device("cpu")
     if out is None:
-        out = torch.empty((len(parts), WIDTH), dtype=torch.float64, device=device)
+        out = torch.empty((len(parts), WIDTH), dtype=torch.float64, device=place)
     elif (
         out.shape != (len(parts), WIDTH)
         or out.dtype != torch.float64
         or not out.is_contiguous()
-        or out.device != device
+        or out.device != place
     ):
         raise ValueError(
-            f"out must be a contiguous float64 [{len(parts)}, {WIDTH}] on {device}, "
+            f"out must be a contiguous float64 [{len(parts)}, {WIDTH}] on {place}, "
             f"not {out.dtype} {list(out.shape)} on {out.device}"
         )
     write_rows(parts, eps, out, chosen)
@@ -103,9 +108,13 @@ def write_rows(parts: Sequence[torch.Tensor], eps: Any, out: torch.Tensor, kerne
             from msmon_stats.torch import triton_kernels
 
             triton_kernels.write_rows(parts, on_device(eps, out.device), out)
-            return
-        for part, row in zip(parts, out, strict=True):
-            operators.accumulate(part, eps, row)
+        elif kernel == "float32":
+            from msmon_stats.torch import float32_rows
+
+            out.copy_(torch.from_numpy(float32_rows.partials(parts, eps)))
+        else:
+            for part, row in zip(parts, out, strict=True):
+                operators.accumulate(part, eps, row)
 
 
 _constants: dict[tuple[float, torch.device], torch.Tensor] = {}
