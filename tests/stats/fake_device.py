@@ -1,4 +1,4 @@
-"""An accelerator that is not there: a PrivateUse1 device "npu" whose memory is the host's and whose kernels are the CPU's.
+"""An accelerator that is not there: a PrivateUse1 device "npu" in the memory of the host, with the kernels of the CPU.
 
 It is stricter than most that exist, by rules that a test may change:
 
@@ -79,14 +79,15 @@ RULES = Rules()
 LOCK = threading.RLock()
 
 
+STREAMS = []
+
+
 class Stream:
     """A queue of work."""
 
-    streams = []
-
     def __init__(self, device=None):
         self.jobs = deque()
-        self.streams.append(self)
+        STREAMS.append(self)
 
     def submit(self, job):
         if RULES.lazy:
@@ -141,7 +142,7 @@ DEFAULT = Stream()
 
 def drain():
     """Do everything that waits, without counting it."""
-    for stream in Stream.streams:
+    for stream in STREAMS:
         stream.run()
 
 
@@ -253,10 +254,13 @@ def _tensors(value):
 
 
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_VIEWS = (
-    "aten::view aten::as_strided aten::_reshape_alias aten::unfold aten::alias aten::detach aten::set_ aten::select "
-    "aten::_unsafe_view aten::view_as_real aten::_conj aten::_neg_view"
-).split()
+_VIEWS = [
+    f"aten::{name}"
+    for name in (
+        *("view", "as_strided", "_reshape_alias", "unfold", "alias", "detach", "set_", "select", "_unsafe_view"),
+        *("view_as_real", "_conj", "_neg_view"),
+    )
+]
 
 
 def _sequential_sum(values, axes, dtype):

@@ -1,20 +1,12 @@
 """Statistics on a device without float64. `test_fake_device.py` runs this file in a process of its own."""
 
-import itertools
-import threading
-
 import numpy as np
 import pytest
 import torch
 
-import msmon_stats
-from msmon_stats import OPS, finalize, partial
-from msmon_stats.float32 import LONG_ROW, ROW, WORK_BYTES
-from msmon_stats.torch import PartialBuffer, partials
-from msmon_stats.torch.float32_work import LAUNCHES
+from msmon_stats.float32 import ROW, WORK_BYTES
 
 from . import fake_device as fake
-from . import reference
 from .feature_conformance import FeatureConformance
 from .test_torch import TensorConformance
 

@@ -8,8 +8,7 @@ import torch
 
 from msmon_stats import numpy as array_backend
 from msmon_stats import partial
-from msmon_stats.torch import PartialBuffer
-from msmon_stats.torch import float64_rows
+from msmon_stats.torch import PartialBuffer, float64_rows
 
 
 @pytest.fixture(params=["cpu", "operators", "float32"])

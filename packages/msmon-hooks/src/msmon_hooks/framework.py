@@ -92,6 +92,9 @@ class Framework(Protocol):
     def in_backward(self) -> bool:
         """Whether a module that runs now is run again by a backward (checkpointing)."""
 
+    def is_capturing(self) -> bool:
+        """Whether operators that run now are captured into a graph of a device. Nothing may be computed meanwhile."""
+
     def backward_number(self) -> int:
         """A number that all that is called by one backward has in common, and that differs from one to the next."""
 

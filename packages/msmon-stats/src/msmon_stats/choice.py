@@ -11,8 +11,8 @@ _log = logging.getLogger("msmon_stats")
 
 KERNELS = ("operators", "cpu", "triton", "float32")
 """`operators`: the framework's own operators (numpy's for arrays) in float64. `cpu`: compiled code for values in
-the memory of the host (extra `cpu`). `triton`: for torch tensors on a GPU, where Triton is installed. `float32`: torch's
-operators in float32, many tensors in each, for devices without a kernel."""
+the memory of the host (extra `cpu`). `triton`: for torch tensors on a GPU, where Triton is installed. `float32`:
+torch's operators in float32, many tensors in each, for devices without a kernel."""
 
 KERNEL_DTYPES = frozenset(
     (

@@ -20,13 +20,13 @@ from msmon_stats.rows import Matrix, add_zeros, repeat, unscale
 ROW = 2048
 LONG_ROW = 32768
 STEP = 32
-"""Values that are added at a time: a row's sum is one of sums of sums, so that it is right to 1e-6 also on a device that
-adds one value after the other. `ROW` and `LONG_ROW` are made of two and three such steps."""
+"""Values that are added at a time: a row's sum is one of sums of sums, so that it is right to 1e-6 also on a device
+that adds one value after the other. `ROW` and `LONG_ROW` are made of two and three such steps."""
 
 NUMBERS = ("zeros", "infs", "nans", "low", "high", "centre", "scale", "total", "squares")
-"""What is left of a row. `low` and `high` are +inf and -inf where all is NaN; `centre` is the value between them that is
-next to 0, so that the spread of values far from 0 survives; `scale` is a power of two, so that no square overflows or
-vanishes. NaN is left out of `total` and `squares`, the sums of `x' = (x - centre) / scale` and of `x' * x'`."""
+"""What is left of a row. `low` and `high` are +inf and -inf where all is NaN; `centre` is the value between them that
+is next to 0, so that the spread of values far from 0 survives; `scale` is a power of two, so that no square overflows
+or vanishes. NaN is left out of `total` and `squares`, the sums of `x' = (x - centre) / scale` and of `x' * x'`."""
 
 _ZEROS, _INFS, _NANS, _LOW, _HIGH, _CENTRE, _SCALE, _TOTAL, _SQUARES = range(len(NUMBERS))
 

@@ -10,7 +10,10 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from msmon_hooks import StepEnd, TensorRef
+from msmon_hooks import CAPTURED, Coverage, StepEnd, TensorRef
+
+_IN_GRAPH = -2
+"""The handle of a tensor that is part of a graph being captured."""
 
 
 class Transfer(Protocol):
@@ -28,6 +31,12 @@ class Buffer(Protocol):
 
     def put(self, values: Any) -> int:
         """Let other numbers ride in the same transfer, 8 in a row; the first row's handle."""
+
+    def is_capturing(self) -> bool:
+        """Whether what is launched now is captured into a graph, not run."""
+
+    def discard(self) -> None:
+        """Empty the buffer; nothing is launched."""
 
     def transfer(self) -> Transfer:
         """Begin the copy to the host and empty the buffer."""
@@ -52,8 +61,16 @@ class Collector:
     Several threads may call: autograd has one per device.
     """
 
-    def __init__(self, buffer: Buffer, eps: float, on_step: Callable[[CollectedStep], None], owner: object) -> None:
+    def __init__(
+        self,
+        buffer: Buffer,
+        eps: float,
+        on_step: Callable[[CollectedStep], None],
+        coverage: Coverage,
+        owner: object,
+    ) -> None:
         self.eps = eps
+        self._coverage = coverage
         self._buffer = buffer
         self._on_step = on_step
         # The hooks hold the collector, so the monitor lives as long as the hooked model, also when the training
@@ -65,17 +82,21 @@ class Collector:
 
     def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
         """One handle per tensor; see `msmon_hooks.Observer`."""
+        if self._buffer.is_capturing():
+            return [_IN_GRAPH] * len(tensors)
         return self._buffer.measure(tensors, self.eps, scale)
 
     def put(self, values: Any) -> int:
         """Handle of numbers that were computed elsewhere; see `msmon_hooks.Observer`."""
-        return self._buffer.put(values)
+        return _IN_GRAPH if self._buffer.is_capturing() else self._buffer.put(values)
 
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
         """Name what was measured; a later row of the same tensor replaces an earlier one."""
         with self._lock:
             for ref, handle in zip(refs, handles, strict=True):
-                if ref.merges:
+                if handle == _IN_GRAPH:
+                    self._coverage.explain(ref.data_type, ref.name, CAPTURED, stage=ref.vpp_stage)
+                elif ref.merges:
                     self._joined.append((ref, handle))
                 else:
                     self._rows[ref.key] = (ref, handle)
@@ -99,11 +120,18 @@ class Collector:
         """Forget the step in flight; see `msmon_hooks.Observer`."""
         with self._lock:
             self._rows, self._joined = {}, []
-            self._buffer.transfer()
+            if self._buffer.is_capturing():
+                self._buffer.discard()
+            else:
+                self._buffer.transfer()
 
     def step_end(self, event: StepEnd) -> None:
         """Hand over a sampled step."""
         if not event.sampled:
+            return
+        if self._buffer.is_capturing():
+            # Nothing has run, and nothing may be copied.
+            self.discard()
             return
         with self._lock:
             rows, self._rows, self._joined = [*self._rows.values(), *self._joined], {}, []

@@ -107,6 +107,9 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
     def _find_world_size(self) -> int:
         """How many processes train."""
 
+    def _expect(self, models: Sequence[Any]) -> None:
+        """Tensors of these models will be measured: what that takes need not wait for the first step."""
+
     @abstractmethod
     def _is_model(self, model: Any) -> bool:
         """Whether the hooks know how to read it."""
@@ -162,6 +165,7 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
         if not (optimizer is None and self.optional_optimizer):
             check_optimizers(optimizer, self.optimizer_methods, several=self.several_optimizers)
         self.close()
+        self._expect(models)
         # Another training: its anomalies join those of the one before, but no rule compares the two.
         self._alert_history.rules = None
         self._starting, self._switching = Guarded("the model"), Guarded("start and stop")

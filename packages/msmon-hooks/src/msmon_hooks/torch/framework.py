@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -62,6 +63,18 @@ class TorchFramework:
     def linear(self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
             return nn.functional.linear(inputs.float(), weight.float(), None if bias is None else bias.float())
+
+    def is_capturing(self) -> bool:
+        return any(ask() for ask in self._captures)
+
+    @cached_property
+    def _captures(self) -> list[Callable[[], bool]]:
+        # Asked for the first time in a step; by then backends of third parties are loaded.
+        accelerators = ("cuda", torch._C._get_privateuse1_backend_name(), "xpu")
+        modules = (getattr(torch, name, None) for name in accelerators)
+        present = [module for module in modules if module is not None and module.is_available()]
+        asks = (getattr(module, "is_current_stream_capturing", None) for module in present)
+        return [ask for ask in asks if ask is not None]
 
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         return tensor.is_leaf

@@ -20,9 +20,9 @@ def histogram(tensor: Any, edges: Sequence[float]) -> Any:
             holds its upper edge too.
 
     Returns:
-        float64 `[len(edges) + 4]` (int32, where the device has no float64) on the tensor's device: the finite values below the first edge, the
-        `len(edges) - 1` bins, the finite values above the last edge, NaN, -Inf, +Inf. The sum is the number of
-        elements. Histograms of parts add up.
+        float64 `[len(edges) + 4]` on the tensor's device (int32, where that has no float64): the finite values below the
+        first edge, the `len(edges) - 1` bins, the finite values above the last edge, NaN, -Inf, +Inf. The sum is the
+        number of elements. Histograms of parts add up.
 
     Raises:
         ValueError: edges that are fewer than two, not finite or not ascending.

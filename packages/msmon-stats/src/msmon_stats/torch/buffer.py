@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from msmon_stats.choice import choose, wish
-from msmon_stats.fields import WIDTH
+from msmon_stats.fields import DEFAULT_EPS, WIDTH
 from msmon_stats.rows import Matrix
 from msmon_stats.torch.devices import is_capturing
 from msmon_stats.torch.float32_rows import Float32Rows
@@ -56,7 +56,7 @@ class PartialBuffer:
     """
 
     def __init__(self, *, kernel: str | None = None) -> None:
-        """`kernel` forces an implementation, see `msmon_stats.partial`, on devices that have it; the choice is made once."""
+        """`kernel` forces an implementation, see `msmon_stats.partial`, on the devices that have it."""
         self._wish = wish(kernel)
         self._lock = threading.Lock()
         self._count = 0
@@ -69,12 +69,16 @@ class PartialBuffer:
 
             self._host, self._cpu = host, cpu
 
-    def prepare(self, device: torch.device) -> None:
-        """Choose and compile what reads tensors of a device, and allocate what lasts longer than a step.
-
-        Else that is done when the first of them is measured. Waits for the device.
+    def prepare(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
+        """Choose and compile what reads tensors of a device and these dtypes, and allocate what lasts longer than a
+        step: so none of it is done in a training step. Waits for the device.
         """
-        self._rows_of(device)
+        if device.type not in ("cpu", "meta"):
+            examples = [torch.zeros(1, device=device).to(dtype) for dtype in dtypes]
+            for example in examples:
+                self.measure([example], DEFAULT_EPS)
+                self.measure([example, example], DEFAULT_EPS)
+            self.transfer().matrix()
 
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
         """Compute the partials of tensors.
@@ -150,14 +154,24 @@ class PartialBuffer:
         rows.put(values, place)
         return handle
 
+    def is_capturing(self) -> bool:
+        """Whether a device that was measured or prepared captures into a graph what is launched now.
+
+        Nothing is measured meanwhile: it would be run again with the graph, whose memory is not ours.
+        """
+        return any(is_capturing(device) for device in self._rows)
+
+    def discard(self) -> None:
+        """Forget the rows so far and start again at handle 0; nothing is launched."""
+        with self._lock:
+            self._reset()
+
     def transfer(self) -> Transfer:
         """Begin one copy a device, without waiting, and start again at handle 0. Measuring may go on at once."""
         with self._lock:
             found = self._begin()
-            for rows in self._rows.values():
-                rows.reset()
-            self._count = 0
-            return found
+            self._reset()
+        return found
 
     def peek(self) -> Transfer:
         """Begin a copy of the rows so far; the step goes on."""
@@ -166,6 +180,11 @@ class PartialBuffer:
 
     def _begin(self) -> Transfer:
         return Transfer(self._count, [rows.begin() for rows in self._rows.values() if rows.is_used])
+
+    def _reset(self) -> None:
+        for rows in self._rows.values():
+            rows.reset()
+        self._count = 0
 
     def _reserve(self, rows: Any, count: int) -> tuple[Any, int]:
         first = self._count

@@ -23,9 +23,7 @@ from msmon_stats.torch.values import Stored, absolute, split, stored
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _COUNTED = (torch.int32, torch.int64)
 """Their extremes are found by operators for whole numbers: float32 rounds them."""
-_TO_HOST = tuple(
-    getattr(torch, name) for name in ("float64", "complex128", "uint32", "uint64") if hasattr(torch, name)
-)
+_TO_HOST = tuple(getattr(torch, name) for name in ("float64", "complex128", "uint32", "uint64") if hasattr(torch, name))
 """They cannot be read on such a device, or not exactly; where there are any, they are read on the host."""
 
 
@@ -123,9 +121,7 @@ class Float32Rows:
 
     def _correct(self, handle: int, found: Stored, eps: Number, scale: Number | None, extremes: Any) -> None:
         if found.times != 1 or found.implicit or scale is not None or extremes is not None:
-            correction = Correction(
-                times=found.times, implicit=found.implicit, eps=eps, scale=scale, extremes=extremes
-            )
+            correction = Correction(times=found.times, implicit=found.implicit, eps=eps, scale=scale, extremes=extremes)
             self._step.corrections.append((handle, correction))
 
     def _extremes(self, values: torch.Tensor) -> Any:
@@ -211,6 +207,8 @@ class Float32Rows:
         with self._lock:
             self._step = _Step(self._new_pages(self._step.pages.count))
             self._limit = None
+            if self._work is not None:
+                self._work.forget()
 
     def _flush(self) -> None:
         if self._work is not None:

@@ -134,6 +134,10 @@ class Work:
             self._read(self._rows(0, used).view(used, ROW), plan, self._memory[used * ROW :])
             self._used, self.plan = 0, Plan(ROW)
 
+    def forget(self) -> None:
+        """Drop what waits."""
+        self._used, self.plan, self.done = 0, Plan(ROW), []
+
     def _read(self, x: torch.Tensor, plan: Plan, memory: torch.Tensor) -> None:
         """The numbers of rows `[n, width]`, in `memory` that has room for the values and a mask of them."""
         count, width = x.shape

@@ -28,10 +28,11 @@ def usable_kernels(device_type: str) -> tuple[str, ...]:
     A device is asked once, by letting it compute; that waits for it.
     """
     if device_type == "cpu":
-        kernels = ("cpu", "operators", "float32") if has_cpu_kernel() else ("operators", "float32")
-        return (*kernels, "triton") if os.environ.get("TRITON_INTERPRET") == "1" and has_triton() else kernels
-    kernels = ("float32", "operators") if has_float64(device_type) else ("float32",)
-    return ("triton", *kernels) if has_triton() and _triton_works(device_type) else kernels
+        compiled = ("cpu",) if has_cpu_kernel() else ()
+        interpreted = ("triton",) if os.environ.get("TRITON_INTERPRET") == "1" and has_triton() else ()
+        return (*compiled, "operators", "float32", *interpreted)
+    first = ("triton",) if has_triton() and _triton_works(device_type) else ()
+    return (*first, "float32", *(("operators",) if has_float64(device_type) else ()))
 
 
 def _triton_works(device_type: str) -> bool:
@@ -83,10 +84,7 @@ def partial_many(
     if out is None:
         out = torch.empty((len(parts), WIDTH), dtype=torch.float64, device=place)
     elif (
-        out.shape != (len(parts), WIDTH)
-        or out.dtype != torch.float64
-        or not out.is_contiguous()
-        or out.device != place
+        out.shape != (len(parts), WIDTH) or out.dtype != torch.float64 or not out.is_contiguous() or out.device != place
     ):
         raise ValueError(
             f"out must be a contiguous float64 [{len(parts)}, {WIDTH}] on {place}, "
