@@ -42,6 +42,8 @@ class Rules:
         """By name of the waiting thread."""
         self.values = 0
         """How many values the operators have read and written."""
+        self.allocated = []
+        """Bytes of each piece of memory that was asked for; not of the results of operators."""
 
     def reset(self):
         """Count from 0."""
@@ -370,13 +372,9 @@ def _later(op, args, kwargs):
     return result
 
 
-def _empty(size, *, dtype=None, memory_format=None, **_):
-    dtype = dtype or torch.get_default_dtype()
-    RULES.check("empty", dtype)
-    if RULES.out_of_memory:
-        raise torch.OutOfMemoryError("the device's memory is full")
+def _empty(size, *, memory_format=None, **options):
     stride = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format).stride()
-    return on_device(unwritten(size, stride, dtype))
+    return _empty_strided(size, stride, **options)
 
 
 def _empty_strided(size, stride, *, dtype=None, **_):
@@ -384,7 +382,9 @@ def _empty_strided(size, stride, *, dtype=None, **_):
     RULES.check("empty_strided", dtype)
     if RULES.out_of_memory:
         raise torch.OutOfMemoryError("the device's memory is full")
-    return on_device(unwritten(size, stride, dtype))
+    memory = unwritten(size, stride, dtype)
+    RULES.allocated.append(memory.untyped_storage().nbytes())
+    return on_device(memory)
 
 
 def _copy_from(source, target, non_blocking=False):

@@ -1,9 +1,8 @@
 """Statistics in float32 numbers: what a device without float64 leaves, and how the host makes partials of it.
 
-A tensor's values lie in rows of `ROW` values, or of `LONG_ROW`; what is free in its last row is NaN. The device leaves
-nine float32 numbers of each row, and the host merges rows in float64. So nothing is lost to the precision of the
-device but what a row's own sums lose, and these are made of values that are near 0 and near 1: every value has `centre`
-subtracted and is divided by `scale`.
+A tensor's values lie in rows of `ROW` values; what is free in its last row is NaN. The device leaves nine float32
+numbers of each row, and the host merges rows in float64. So the precision of the device costs only what a row's own
+sums lose, and these are made of differences from the row's mean.
 """
 
 from __future__ import annotations
@@ -18,17 +17,26 @@ from msmon_stats.fields import COUNT, INFS, MAX, MIN, NANS, SUM, SUMSQ, ZEROS
 from msmon_stats.rows import Matrix, add_zeros, repeat, unscale
 
 ROW = 2048
-LONG_ROW = 32768
 STEP = 32
-"""Values that are added at a time: a row's sum is one of sums of sums, so that it is right to 1e-6 also on a device
-that adds one value after the other. `ROW` and `LONG_ROW` are made of two and three such steps."""
+"""Values that are added at a time: a row's sums are sums of sums, so that they are right to 1e-6 also on a device that
+adds one value after the other."""
+PARTS = ROW // STEP // STEP
+"""What is left of a row then; the host adds it up."""
 
-NUMBERS = ("zeros", "infs", "nans", "low", "high", "centre", "scale", "total", "squares")
-"""What is left of a row. `low` and `high` are +inf and -inf where all is NaN; `centre` is the value between them that
-is next to 0, so that the spread of values far from 0 survives; `scale` is a power of two, so that no square overflows
-or vanishes. NaN is left out of `total` and `squares`, the sums of `x' = (x - centre) / scale` and of `x' * x'`."""
+NUMBERS = ("zeros", "infs", "known", "low", "high", "scale", "sum", "rest", "squares")
+"""What is left of a row, in this order, each for all rows that are read together. `known` counts what is no NaN; NaN is left out of all that follows. `low` and `high` are +inf
+and -inf where all is NaN. `scale` is a power of two near the largest absolute value, so that no square overflows or
+vanishes; where the memory comes from it is `LEAST_SCALE`. `sum` is that of `x / scale`; `rest` and `squares` are the
+sums of `y = x / scale - sum / known` and of `y * y`, so that the spread of values far from 0 survives, and the error of
+`sum` is in `rest`."""
 
-_ZEROS, _INFS, _NANS, _LOW, _HIGH, _CENTRE, _SCALE, _TOTAL, _SQUARES = range(len(NUMBERS))
+PER_ROW = 7 + 2 * PARTS
+"""How many numbers there are of a row: `PARTS` of the last two."""
+LEAST_SCALE = 2.0**-126
+"""The smallest normal number."""
+
+EXPONENT = 0x7F800000
+"""The bits of a float32 number that make it a power of two."""
 
 WORK_BYTES = 32 << 20
 """Memory that a device's operators work in."""
@@ -55,15 +63,13 @@ def limit(eps: float) -> float:
 class Plan:
     """Which tensor lies in which of the rows that were read together, in their order."""
 
-    width: int
-    """Values of a row."""
     handles: list[int] = field(factory=list)
     rows: list[int] = field(factory=list)
     values: list[int] = field(factory=list)
 
     def add(self, handle: int, values: int) -> int:
         """So many values of a tensor lie in the next rows; how many rows these are."""
-        rows = -(-values // self.width)
+        rows = -(-values // ROW)
         self.handles.append(handle)
         self.rows.append(rows)
         self.values.append(values)
@@ -105,33 +111,30 @@ def merge(plan: Plan, numbers: Carried, out: Matrix) -> None:
 
     Args:
         plan: what lies in the rows.
-        numbers: float32 `[9, rows]`, in the order of `NUMBERS`.
+        numbers: float32 `[PER_ROW * rows]`, in the order of `NUMBERS`; the last two are `[rows, PARTS]`.
         out: float64 `[n, 8]`; the index is the handle.
     """
-    n = numbers.astype(np.float64)
+    count = plan.row_count
+    single = numbers[: 7 * count].reshape(7, count)
+    rest, squares = numbers[7 * count :].reshape(2, count, PARTS).sum(-1, dtype=np.float64)
+    n = dict(zip(NUMBERS, single.astype(np.float64), strict=False))
     rows, values, handles = (np.array(one, np.intp) for one in (plan.rows, plan.values, plan.handles))
     first = np.cumsum(rows) - rows
-    padding = np.zeros(n.shape[1])
-    padding[first + rows - 1] = rows * plan.width - values
-    known = plan.width - n[_NANS]
+    nans = ROW - n["known"]
+    nans[first + rows - 1] -= rows * ROW - values
     with np.errstate(all="ignore"):
-        some = known > 0
-        centre, scale = np.where(some, n[_CENTRE], 0.0), np.where(some, n[_SCALE], 1.0)
-        total, squares = n[_TOTAL] * scale, n[_SQUARES] * scale * scale
-        squares += 2.0 * centre * total + known * centre * centre
-        total += known * centre
-        infinite = np.where(n[_HIGH] < np.inf, -np.inf, np.where(n[_LOW] > -np.inf, np.inf, np.nan))
-        total = np.where(n[_INFS] > 0, infinite, total)
-        squares = np.where(n[_INFS] > 0, np.inf, squares)
-        summed = {
-            NANS: n[_NANS] - padding,
-            INFS: n[_INFS],
-            ZEROS: n[_ZEROS],
-            SUM: total,
-            SUMSQ: squares,
-        }
+        some, known, scale = n["known"] > 0, n["known"], n["scale"]
+        # As the device divides, in float32.
+        mean = (single[NUMBERS.index("sum")] / single[NUMBERS.index("known")]).astype(np.float64)
+        centre = np.where(some, mean * scale, 0.0)
+        rest = np.where(some, rest * scale, 0.0)
+        total = rest + known * centre
+        squares = np.where(some, squares * scale * scale, 0.0) + 2.0 * centre * rest + known * centre * centre
+        infinite = np.where(n["high"] < np.inf, -np.inf, np.where(n["low"] > -np.inf, np.inf, np.nan))
+        total = np.where(n["infs"] > 0, infinite, total)
+        squares = np.where(n["infs"] > 0, np.inf, squares)
         np.add.at(out[:, COUNT], handles, values)
-        for column, numbers_of_rows in summed.items():
-            np.add.at(out[:, column], handles, np.add.reduceat(numbers_of_rows, first))
-        np.minimum.at(out[:, MIN], handles, np.minimum.reduceat(n[_LOW], first))
-        np.maximum.at(out[:, MAX], handles, np.maximum.reduceat(n[_HIGH], first))
+        for column, part in ((NANS, nans), (INFS, n["infs"]), (ZEROS, n["zeros"]), (SUM, total), (SUMSQ, squares)):
+            np.add.at(out[:, column], handles, np.add.reduceat(part, first))
+        np.minimum.at(out[:, MIN], handles, np.minimum.reduceat(n["low"], first))
+        np.maximum.at(out[:, MAX], handles, np.maximum.reduceat(n["high"], first))

@@ -11,7 +11,7 @@ import torch
 from attrs import define, field
 
 from msmon_stats.fields import WIDTH
-from msmon_stats.float32 import NUMBERS, ROW, WORK_BYTES, Carried, Correction, Number, Plan, limit, merge
+from msmon_stats.float32 import LEAST_SCALE, PER_ROW, ROW, WORK_BYTES, Carried, Correction, Number, Plan, limit, merge
 from msmon_stats.pages import Pages
 from msmon_stats.rows import Matrix, clear, unscale
 from msmon_stats.torch.copies import HostCopy
@@ -224,7 +224,7 @@ class Float32Rows:
 
     def _new_pages(self, expected: int) -> Pages:
         def allocate(count: int) -> tuple[torch.Tensor, int]:
-            return torch.empty(count, device=self._device), 0
+            return torch.full((count,), LEAST_SCALE, device=self._device), 0
 
         return Pages(allocate, expected)
 
@@ -259,8 +259,7 @@ class Float32Copy:
         for first, count in step.handles:
             clear(result[first : first + count].T)
         for place, plan in step.plans:
-            count = plan.row_count
-            merge(plan, carried[place : place + len(NUMBERS) * count].reshape(-1, count), result)
+            merge(plan, carried[place : place + PER_ROW * plan.row_count], result)
         for handle, values, eps, scale in step.on_host:
             factor = 1.0 if scale is None else scale(carried)
             row = result[handle : handle + 1]

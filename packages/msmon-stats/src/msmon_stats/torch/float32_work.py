@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from msmon_stats.float32 import LONG_ROW, NUMBERS, ROW, STEP, Plan
+from msmon_stats.float32 import EXPONENT, PARTS, PER_ROW, ROW, STEP, Plan
 
-_ZEROS, _INFS, _NANS, _LOW, _HIGH, _CENTRE, _SCALE, _TOTAL, _SQUARES = range(len(NUMBERS))
+_ZEROS, _INFS, _KNOWN, _LOW, _HIGH, _SCALE, _SUM = range(7)
 
-_EXPONENT = 0x7F800000
-_SMALLEST_NORMAL = 2.0**-126
 _CAT = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
-LAUNCHES = 23
+LAUNCHES = 22
 """Operators that `Work.flush` calls, whatever it reads."""
 
 Run = tuple[int, torch.Tensor]
@@ -31,7 +29,8 @@ class Work:
     Args:
         device: where.
         size: of the memory, in bytes.
-        numbers: gives memory for so many float32 numbers that stays until the step ends, and its place.
+        numbers: gives memory for so many float32 numbers that stays until the step ends, filled with `LEAST_SCALE`,
+            and its place.
     """
 
     def __init__(self, device: torch.device, size: int, numbers: Callable[[int], tuple[torch.Tensor, int]]) -> None:
@@ -45,7 +44,7 @@ class Work:
         self._padding = {dtype: torch.full((ROW,), math.nan, dtype=dtype, device=device) for dtype in _CAT}
         self.limit: float | torch.Tensor = 0.0
         """What lies below it counts as a zero: a float32 number, on the device where it is a tensor."""
-        self.plan = Plan(ROW)
+        self.plan = Plan()
         """What waits in the rows."""
         self.done: list[tuple[int, Plan]] = []
         """What was read, and the place of its numbers."""
@@ -110,75 +109,72 @@ class Work:
         return self._memory[start * ROW : stop * ROW]
 
     def _in_place(self, handle: int, values: torch.Tensor) -> torch.Tensor:
-        """Read whole long rows of a tensor where they lie; what is left of it."""
-        rows = values.numel() // LONG_ROW
-        free, whole = self._long_rows(self._used), self._long_rows(0)
-        if not free or -(-rows // free) > -(-rows // whole):
+        """Read whole rows of a tensor where they lie; what is left of it."""
+        rows = values.numel() // ROW
+        # Of these the memory holds what is computed of a value, and a mask.
+        free, whole = ((len(self._memory) - used * ROW) * 4 // (5 * ROW) for used in (self._used, 0))
+        if rows // whole > rows // max(1, free):
             self.flush()
             free = whole
-        for start in range(0, rows, free):
+        # What is left of the last time goes with other tensors, if it fits.
+        times = max(1, rows // free if rows % free < self.row_limit // 8 else -(-rows // free))
+        for start in range(0, min(rows, times * free), free):
             stop = min(start + free, rows)
-            plan = Plan(LONG_ROW)
-            plan.add(handle, (stop - start) * LONG_ROW)
-            body = values[start * LONG_ROW : stop * LONG_ROW].view(-1, LONG_ROW)
-            self._read(body, plan, self._memory[self._used * ROW :])
-        return values[rows * LONG_ROW :]
-
-    def _long_rows(self, used: int) -> int:
-        return (len(self._memory) - used * ROW) * 4 // (5 * LONG_ROW)
+            plan = Plan()
+            plan.add(handle, (stop - start) * ROW)
+            self._read(values[start * ROW : stop * ROW].view(-1, ROW), plan, self._memory[self._used * ROW :])
+        return values[stop * ROW :]
 
     def flush(self) -> None:
         """Read the rows that wait."""
         if self._used:
             used, plan = self._used, self.plan
             self._read(self._rows(0, used).view(used, ROW), plan, self._memory[used * ROW :])
-            self._used, self.plan = 0, Plan(ROW)
+            self._used, self.plan = 0, Plan()
 
     def forget(self) -> None:
         """Drop what waits."""
-        self._used, self.plan, self.done = 0, Plan(ROW), []
+        self._used, self.plan, self.done = 0, Plan(), []
 
     def _read(self, x: torch.Tensor, plan: Plan, memory: torch.Tensor) -> None:
-        """The numbers of rows `[n, width]`, in `memory` that has room for the values and a mask of them."""
-        count, width = x.shape
-        values = count * width
-        flat, place = self._numbers(len(NUMBERS) * count)
-        out = flat.view(len(NUMBERS), count)
-        w = memory[:values].view(count, width)
-        rest = memory[values : values + -(-values // 4)]
-        mask = rest.view(torch.bool)[:values].view(count, width)
+        """The numbers of rows `[n, ROW]`, in `memory` that has room for the values and a mask of them."""
+        count, values = len(x), x.numel()
+        numbers, place = self._numbers(PER_ROW * count)
+        out, last = numbers[: 7 * count].view(7, count), numbers[7 * count :].view(2, count, PARTS)
+        w = memory[:values].view(count, ROW)
+        rest = memory[values : values + values // 4]
+        mask = rest.view(torch.bool).view(count, ROW)
 
         torch.abs(x, out=w)
         torch.lt(w, self.limit, out=mask)
         torch.sum(mask, 1, dtype=torch.float32, out=out[_ZEROS])
         torch.eq(w, math.inf, out=mask)
         torch.sum(mask, 1, dtype=torch.float32, out=out[_INFS])
-        torch.ne(x, x, out=mask)
-        torch.sum(mask, 1, dtype=torch.float32, out=out[_NANS])
-        torch.where(mask, self._infinity, x, out=w)
+        torch.eq(x, x, out=mask)
+        torch.sum(mask, 1, dtype=torch.float32, out=out[_KNOWN])
+        torch.where(mask, x, self._infinity, out=w)
         torch.amin(w, 1, out=out[_LOW])
-        torch.where(mask, self._lowest, x, out=w)
+        torch.where(mask, x, self._lowest, out=w)
         torch.amax(w, 1, out=out[_HIGH])
-        # One number a row. The exponents go where the sums will be.
-        torch.clamp(self._zero.expand(count), out[_LOW], out[_HIGH], out=out[_CENTRE])
-        ends, exponents = (out[first : first + 2].view(torch.int32) for first in (_LOW, _TOTAL))
-        torch.bitwise_and(ends, _EXPONENT, out=exponents)
-        torch.amax(out[_TOTAL:], 0, out=out[_SCALE])
-        out[_SCALE].clamp_(min=_SMALLEST_NORMAL)
+        # The power of two in the largest of three numbers a row: two extremes, and the one that the memory came with.
+        # It is found where the sums will be.
+        ends = out[_LOW : _SCALE + 1].view(torch.int32)
+        powers = numbers[_SUM * count : (_SUM + 3) * count].view(3, count)
+        torch.bitwise_and(ends, EXPONENT, out=powers.view(torch.int32))
+        torch.amax(powers, 0, out=out[_SCALE])
 
-        torch.sub(x, out[_CENTRE].unsqueeze(1), out=w)
-        w.div_(out[_SCALE].unsqueeze(1))
-        w.masked_fill_(mask, 0.0)
+        torch.div(x, out[_SCALE].unsqueeze(1), out=w)
+        torch.where(mask, w, self._zero, out=w)
+        torch.sum(w, 1, out=out[_SUM])
+        w.addcdiv_(out[_SUM].unsqueeze(1), out[_KNOWN].unsqueeze(1), value=-1)
+        torch.where(mask, w, self._zero, out=w)
         # The mask has served, and its memory takes sums of STEP values.
-        steps = width // STEP
+        steps = ROW // STEP
         sums = rest[: 2 * count * steps].view(2, count, steps)
         torch.sum(w.view(count, steps, STEP), 2, out=sums[0])
         w.mul_(w)
         torch.sum(w.view(count, steps, STEP), 2, out=sums[1])
-        used = sums.numel()
-        coarse = rest[used : used + used // STEP].view(2, count, steps // STEP)
-        torch.sum(sums.view(2, count, steps // STEP, STEP), 3, out=coarse)
-        torch.sum(coarse, 2, out=out[_TOTAL:])
+        torch.sum(sums.view(2, count, PARTS, STEP), 3, out=last)
         self.done.append((place, plan))
 
 
