@@ -20,7 +20,7 @@ from .test_torch import TensorConformance
 
 RULES = fake.RULES
 VALUES = WORK_BYTES // 9
-"""That fit into the work memory."""
+"""About as many as fit into the work memory."""
 
 
 @pytest.fixture(autouse=True)
@@ -188,9 +188,15 @@ def test_one_tensor_of_64_million(size):
     expected = partial(values).numpy()
     buffer = PartialBuffer()
     tensor = fake.on_device(values)
-    buffer.prepare(tensor.device, [torch.float32])
-    buffer.measure([there(torch.ones(5))], 1e-8)
-    count, transfer = launches(lambda: (buffer.measure([tensor], 1e-8), buffer.transfer())[1])
+    small = there(torch.ones(5))
+
+    def step():
+        buffer.measure([small], 1e-8)
+        buffer.measure([tensor], 1e-8)
+        return buffer.transfer()
+
+    step().matrix()
+    count, transfer = launches(step)
     np.testing.assert_array_equal(transfer.matrix()[1], expected)
     print(f"a tensor of {size} values: {count} launches")
     assert count <= 260
@@ -206,7 +212,7 @@ def test_memory_is_allocated_once():
         transfer = buffer.transfer()
         rows = (VALUES // 3 + 2 * VALUES + 34_000) // ROW
         # What the rows leave; from the second step on it is known how much that is.
-        assert sum(RULES.allocated) <= (4 if step == 0 else 2) * 44 * (rows + ROW), step
+        assert sum(RULES.allocated) <= (4 if step == 0 else 2) * 48 * (rows + ROW), step
         assert transfer.matrix()[:, 0].tolist() == [VALUES // 3, 2 * VALUES, 34_000]
 
 

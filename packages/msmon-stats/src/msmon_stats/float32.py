@@ -23,15 +23,15 @@ adds one value after the other."""
 PARTS = ROW // STEP // STEP
 """What is left of a row then; the host adds it up."""
 
-NUMBERS = ("zeros", "infs", "known", "low", "high", "scale", "sum", "rest", "squares")
-"""What is left of a row, in this order, each for all rows that are read together. `known` counts what is no NaN; NaN is left out of all that follows. `low` and `high` are +inf
-and -inf where all is NaN. `scale` is a power of two near the largest absolute value, so that no square overflows or
-vanishes; where the memory comes from it is `LEAST_SCALE`. `sum` is that of `x / scale`; `rest` and `squares` are the
-sums of `y = x / scale - sum / known` and of `y * y`, so that the spread of values far from 0 survives, and the error of
-`sum` is in `rest`."""
+NUMBERS = ("zeros", "infs", "known", "low", "high", "scale")
+"""What is left of a row, in this order, each for all rows that are read together. `known` counts what is no NaN; NaN is
+left out of all that follows. `low` and `high` are +inf and -inf where all is NaN. `scale` is a power of two near the
+largest absolute value, so that no square overflows or vanishes; where the memory comes from it is `LEAST_SCALE`."""
+SUMS = ("squares", "rest", "total")
+"""Behind them, of each row in `PARTS`: the sums of `y * y`; of `y`, the difference of `x / scale` from the row's mean as
+far as float32 knows that; and of `x / scale`. So the spread of values far from 0 survives."""
+PER_ROW = len(NUMBERS) + len(SUMS) * PARTS
 
-PER_ROW = 7 + 2 * PARTS
-"""How many numbers there are of a row: `PARTS` of the last two."""
 LEAST_SCALE = 2.0**-126
 """The smallest normal number."""
 
@@ -111,30 +111,28 @@ def merge(plan: Plan, numbers: Carried, out: Matrix) -> None:
 
     Args:
         plan: what lies in the rows.
-        numbers: float32 `[PER_ROW * rows]`, in the order of `NUMBERS`; the last two are `[rows, PARTS]`.
+        numbers: float32 `[PER_ROW * rows]`: `NUMBERS` `[6, rows]` and `SUMS` `[3, rows, PARTS]`.
         out: float64 `[n, 8]`; the index is the handle.
     """
     count = plan.row_count
-    single = numbers[: 7 * count].reshape(7, count)
-    rest, squares = numbers[7 * count :].reshape(2, count, PARTS).sum(-1, dtype=np.float64)
-    n = dict(zip(NUMBERS, single.astype(np.float64), strict=False))
+    split = len(NUMBERS) * count
+    single = numbers[:split].reshape(-1, count).astype(np.float64)
+    zeros, infs, known, low, high, scale = single
+    squares, rest, total = numbers[split:].reshape(len(SUMS), count, PARTS).sum(-1, dtype=np.float64)
     rows, values, handles = (np.array(one, np.intp) for one in (plan.rows, plan.values, plan.handles))
     first = np.cumsum(rows) - rows
-    nans = ROW - n["known"]
+    nans = ROW - known
     nans[first + rows - 1] -= rows * ROW - values
     with np.errstate(all="ignore"):
-        some, known, scale = n["known"] > 0, n["known"], n["scale"]
-        # As the device divides, in float32.
-        mean = (single[NUMBERS.index("sum")] / single[NUMBERS.index("known")]).astype(np.float64)
-        centre = np.where(some, mean * scale, 0.0)
-        rest = np.where(some, rest * scale, 0.0)
-        total = rest + known * centre
-        squares = np.where(some, squares * scale * scale, 0.0) + 2.0 * centre * rest + known * centre * centre
-        infinite = np.where(n["high"] < np.inf, -np.inf, np.where(n["low"] > -np.inf, np.inf, np.nan))
-        total = np.where(n["infs"] > 0, infinite, total)
-        squares = np.where(n["infs"] > 0, np.inf, squares)
+        # What the values scatter around their mean, and the square of that.
+        scatter = np.maximum(squares - rest * rest / known, 0.0) * scale * scale
+        total = np.where(known > 0, total * scale, 0.0)
+        squares = np.where(known > 0, scatter + total * total / known, 0.0)
+        infinite = np.where(high < np.inf, -np.inf, np.where(low > -np.inf, np.inf, np.nan))
+        total = np.where(infs > 0, infinite, total)
+        squares = np.where(infs > 0, np.inf, squares)
         np.add.at(out[:, COUNT], handles, values)
-        for column, part in ((NANS, nans), (INFS, n["infs"]), (ZEROS, n["zeros"]), (SUM, total), (SUMSQ, squares)):
+        for column, part in ((NANS, nans), (INFS, infs), (ZEROS, zeros), (SUM, total), (SUMSQ, squares)):
             np.add.at(out[:, column], handles, np.add.reduceat(part, first))
-        np.minimum.at(out[:, MIN], handles, np.minimum.reduceat(n["low"], first))
-        np.maximum.at(out[:, MAX], handles, np.maximum.reduceat(n["high"], first))
+        np.minimum.at(out[:, MIN], handles, np.minimum.reduceat(low, first))
+        np.maximum.at(out[:, MAX], handles, np.maximum.reduceat(high, first))

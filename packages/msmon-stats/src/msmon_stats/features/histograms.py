@@ -21,8 +21,8 @@ def histogram(tensor: Any, edges: Sequence[float]) -> Any:
 
     Returns:
         float64 `[len(edges) + 4]` on the tensor's device (int32, where that has no float64): the finite values below
-        the first edge, the `len(edges) - 1` bins, the finite values above the last edge, NaN, -Inf, +Inf. The sum is the
-        number of elements. Histograms of parts add up.
+        the first edge, the `len(edges) - 1` bins, the finite values above the last edge, NaN, -Inf, +Inf. The sum is
+        the number of elements. Histograms of parts add up.
 
     Raises:
         ValueError: edges that are fewer than two, not finite or not ascending.

@@ -278,7 +278,7 @@ class Float32Copy:
 def partials(tensors: Sequence[torch.Tensor], eps: Any) -> Matrix:
     """The partials of supported local tensors on one device, on the host; waits for the device."""
     values = sum(tensor.numel() + ROW for tensor in tensors)
-    rows = Float32Rows(tensors[0].device, min(WORK_BYTES, 9 * values))
+    rows = Float32Rows(tensors[0].device, min(WORK_BYTES, 10 * values))
     rows.measure(tensors, eps, None, rows.reserve(len(tensors), 0))
     result = np.empty((len(tensors), WIDTH))
     rows.begin().write(result)

@@ -7,14 +7,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from msmon_stats.float32 import EXPONENT, PARTS, PER_ROW, ROW, STEP, Plan
+from msmon_stats.float32 import EXPONENT, NUMBERS, PARTS, PER_ROW, ROW, STEP, SUMS, Plan
 
-_ZEROS, _INFS, _KNOWN, _LOW, _HIGH, _SCALE, _SUM = range(7)
+_ZEROS, _INFS, _KNOWN, _LOW, _HIGH, _SCALE = range(len(NUMBERS))
 
 _CAT = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
-LAUNCHES = 22
+LAUNCHES = 23
 """Operators that `Work.flush` calls, whatever it reads."""
+
+_STEPS = ROW // STEP
+# float32 numbers of memory for a row that is read where it lies: what is computed of each value, a mask in bytes, the
+# sums that have to be made before the mask has served, and a mean.
+_ONE_ROW = ROW + ROW // 4 + _STEPS + 1
 
 Run = tuple[int, torch.Tensor]
 """A handle, and values of it in one run of memory."""
@@ -34,9 +39,8 @@ class Work:
     """
 
     def __init__(self, device: torch.device, size: int, numbers: Callable[[int], tuple[torch.Tensor, int]]) -> None:
-        # Of a value that was copied the memory holds itself, what is computed of it, and a mask.
-        self.row_limit = max(1, size // (9 * ROW))
-        self._memory = torch.empty(self.row_limit * ROW * 9 // 4, device=device)
+        self.row_limit = max(1, size // 4 // (ROW + _ONE_ROW))
+        self._memory = torch.empty(max(size // 4, ROW + _ONE_ROW), device=device)
         self._numbers = numbers
         self._zero, self._infinity, self._lowest = (
             torch.full((), number, device=device) for number in (0.0, math.inf, -math.inf)
@@ -111,13 +115,12 @@ class Work:
     def _in_place(self, handle: int, values: torch.Tensor) -> torch.Tensor:
         """Read whole rows of a tensor where they lie; what is left of it."""
         rows = values.numel() // ROW
-        # Of these the memory holds what is computed of a value, and a mask.
-        free, whole = ((len(self._memory) - used * ROW) * 4 // (5 * ROW) for used in (self._used, 0))
+        free, whole = ((len(self._memory) - used * ROW) // _ONE_ROW for used in (self._used, 0))
         if rows // whole > rows // max(1, free):
             self.flush()
             free = whole
         # What is left of the last time goes with other tensors, if it fits.
-        times = max(1, rows // free if rows % free < self.row_limit // 8 else -(-rows // free))
+        times = max(1, rows // free if rows % free < self.row_limit // 2 else -(-rows // free))
         for start in range(0, min(rows, times * free), free):
             stop = min(start + free, rows)
             plan = Plan()
@@ -140,10 +143,14 @@ class Work:
         """The numbers of rows `[n, ROW]`, in `memory` that has room for the values and a mask of them."""
         count, values = len(x), x.numel()
         numbers, place = self._numbers(PER_ROW * count)
-        out, last = numbers[: 7 * count].view(7, count), numbers[7 * count :].view(2, count, PARTS)
+        split = len(NUMBERS) * count
+        out, last = numbers[:split].view(-1, count), numbers[split:].view(len(SUMS), count, PARTS)
         w = memory[:values].view(count, ROW)
-        rest = memory[values : values + values // 4]
-        mask = rest.view(torch.bool).view(count, ROW)
+        mask = memory[values : values + values // 4].view(torch.bool).view(count, ROW)
+        # Two of three sums are made when the mask has served, and take the end of its memory.
+        start, size = values + values // 4 - 2 * count * _STEPS, 3 * count * _STEPS
+        sums = memory[start : start + size].view(len(SUMS), count, _STEPS)
+        mean = memory[start + size : start + size + count]
 
         torch.abs(x, out=w)
         torch.lt(w, self.limit, out=mask)
@@ -159,22 +166,20 @@ class Work:
         # The power of two in the largest of three numbers a row: two extremes, and the one that the memory came with.
         # It is found where the sums will be.
         ends = out[_LOW : _SCALE + 1].view(torch.int32)
-        powers = numbers[_SUM * count : (_SUM + 3) * count].view(3, count)
+        powers = numbers[split : split + 3 * count].view(3, count)
         torch.bitwise_and(ends, EXPONENT, out=powers.view(torch.int32))
         torch.amax(powers, 0, out=out[_SCALE])
 
         torch.div(x, out[_SCALE].unsqueeze(1), out=w)
         torch.where(mask, w, self._zero, out=w)
-        torch.sum(w, 1, out=out[_SUM])
-        w.addcdiv_(out[_SUM].unsqueeze(1), out[_KNOWN].unsqueeze(1), value=-1)
+        torch.sum(w.view(count, _STEPS, STEP), 2, out=sums[2])
+        torch.sum(sums[2], 1, out=mean)
+        w.addcdiv_(mean.unsqueeze(1), out[_KNOWN].unsqueeze(1), value=-1)
         torch.where(mask, w, self._zero, out=w)
-        # The mask has served, and its memory takes sums of STEP values.
-        steps = ROW // STEP
-        sums = rest[: 2 * count * steps].view(2, count, steps)
-        torch.sum(w.view(count, steps, STEP), 2, out=sums[0])
+        torch.sum(w.view(count, _STEPS, STEP), 2, out=sums[1])
         w.mul_(w)
-        torch.sum(w.view(count, steps, STEP), 2, out=sums[1])
-        torch.sum(sums.view(2, count, PARTS, STEP), 3, out=last)
+        torch.sum(w.view(count, _STEPS, STEP), 2, out=sums[0])
+        torch.sum(sums.view(len(SUMS), count, PARTS, STEP), 3, out=last)
         self.done.append((place, plan))
 
 
