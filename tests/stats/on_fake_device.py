@@ -345,6 +345,7 @@ def test_memory_that_runs_out_costs_the_tensors_that_it_was_for():
 
 def test_the_choice_of_the_kernel(monkeypatch):
     assert partials.usable_kernels(fake.NAME) == ("float32",)
+    assert partials.chosen_kernels() == {"cpu": "cpu", fake.NAME: "float32"}
     with pytest.raises(ValueError, match="kernel is 'operators', which cannot be used here; allowed: float32"):
         partial(there(torch.ones(2)), kernel="operators")
     monkeypatch.setenv("MSMON_KERNEL", "operators")

@@ -28,8 +28,8 @@ NUMBERS = ("zeros", "infs", "known", "low", "high", "scale")
 left out of all that follows. `low` and `high` are +inf and -inf where all is NaN. `scale` is a power of two near the
 largest absolute value, so that no square overflows or vanishes; where the memory comes from it is `LEAST_SCALE`."""
 SUMS = ("squares", "rest", "total")
-"""Behind them, of each row in `PARTS`: the sums of `y * y`; of `y`, the difference of `x / scale` from the row's mean as
-far as float32 knows that; and of `x / scale`. So the spread of values far from 0 survives."""
+"""Behind them, of each row in `PARTS`: the sums of `y * y`; of `y`, the difference of `x / scale` from the row's mean
+as far as float32 knows that; and of `x / scale`. So the spread of values far from 0 survives."""
 PER_ROW = len(NUMBERS) + len(SUMS) * PARTS
 
 LEAST_SCALE = 2.0**-126

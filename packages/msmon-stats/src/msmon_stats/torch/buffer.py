@@ -9,13 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from msmon_stats.choice import choose, wish
 from msmon_stats.fields import DEFAULT_EPS, WIDTH
 from msmon_stats.rows import Matrix
 from msmon_stats.torch.devices import is_capturing
 from msmon_stats.torch.float32_rows import Float32Rows
 from msmon_stats.torch.float64_rows import DeviceRows, Float64Copy, HostRows
-from msmon_stats.torch.partials import usable_kernels
+from msmon_stats.torch.partials import chosen_kernel
 from msmon_stats.torch.values import address_of, local, plain, unsupported_reason
 
 
@@ -57,12 +56,12 @@ class PartialBuffer:
 
     def __init__(self, *, kernel: str | None = None) -> None:
         """`kernel` forces an implementation, see `msmon_stats.partial`, on the devices that have it."""
-        self._wish = wish(kernel)
+        self._kernel = kernel
         self._lock = threading.Lock()
         self._count = 0
-        self._host_rows = HostRows(self._kernel_for("cpu"))
+        self._host_rows = HostRows(chosen_kernel(kernel, "cpu"))
         self._rows: dict[torch.device, Any] = {torch.device("cpu"): self._host_rows}
-        self._compiled = self._kernel_for("cpu") == "cpu"
+        self._compiled = chosen_kernel(kernel, "cpu") == "cpu"
         if self._compiled:
             from msmon_stats import cpu
             from msmon_stats.torch import host
@@ -195,13 +194,8 @@ class PartialBuffer:
     def _rows_of(self, device: torch.device) -> Any:
         rows = self._rows.get(device)
         if rows is None:
-            kernel = self._kernel_for(device.type)
+            kernel = chosen_kernel(self._kernel, device.type)
             made = Float32Rows(device) if kernel == "float32" else DeviceRows(device, kernel)
             with self._lock:
                 rows = self._rows.setdefault(device, made)
         return rows
-
-    def _kernel_for(self, device_type: str) -> str:
-        usable = usable_kernels(device_type)
-        # A kernel forced for one kind of device leaves the others with their own choice.
-        return choose(self._wish if self._wish in usable else usable[0], usable)

@@ -27,6 +27,13 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float64 if has_float64(device.type) else torch.float32
 
 
+def accelerators() -> list[str]:
+    """The kinds of devices beside the host that torch can use here."""
+    names = ("cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
+    modules = [(name, getattr(torch.backends if name == "mps" else torch, name, None)) for name in names]
+    return [name for name, module in modules if module is not None and module.is_available()]
+
+
 def backend_of(device: torch.device) -> Any:
     """The module of torch for a kind of device (`torch.cuda`), or None."""
     return None if device.type == "cpu" else getattr(torch, device.type, None)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from msmon_stats.choice import choose, has_cpu_kernel, has_triton
+from msmon_stats.choice import choose, has_cpu_kernel, has_triton, wish
 from msmon_stats.errors import UnsupportedTensorError
 from msmon_stats.fields import DEFAULT_EPS, MAX, MIN, SUM, WIDTH
 from msmon_stats.torch import operators
-from msmon_stats.torch.devices import has_float64
+from msmon_stats.torch.devices import accelerators, has_float64
 from msmon_stats.torch.values import address_of, local, plain, unsupported_reason
 
 _log = logging.getLogger("msmon_stats")
@@ -33,6 +33,24 @@ def usable_kernels(device_type: str) -> tuple[str, ...]:
         return (*compiled, "operators", "float32", *interpreted)
     first = ("triton",) if has_triton() and _triton_works(device_type) else ()
     return (*first, "float32", *(("operators",) if has_float64(device_type) else ()))
+
+
+def chosen_kernels() -> dict[str, str]:
+    """Kind of device to the kernel that a training's tensors there are read with. Asks the devices: see
+    `usable_kernels`.
+
+    >>> "cpu" in chosen_kernels()
+    True
+    """
+    return {kind: chosen_kernel(None, kind) for kind in ("cpu", *accelerators())}
+
+
+def chosen_kernel(kernel: str | None, device_type: str) -> str:
+    """The kernel for a kind of device. One that is forced, by the argument or by `$MSMON_KERNEL`, leaves devices
+    that do not have it with their own choice."""
+    usable = usable_kernels(device_type)
+    wanted = wish(kernel)
+    return wanted if wanted in usable else usable[0]
 
 
 def _triton_works(device_type: str) -> bool:
