@@ -52,10 +52,11 @@ def test_a_kernel_that_cannot_read_the_values():
 @pytest.fixture
 def _forgotten():
     """Choose anew, and forget the choice afterwards."""
-    for cached in (choice.has_cpu_kernel, choice.has_triton, partials.usable_kernels):
+    known = (choice.has_cpu_kernel, choice.has_triton, partials.usable_kernels, partials.runs_triton)
+    for cached in known:
         cached.cache_clear()
     yield
-    for cached in (choice.has_cpu_kernel, choice.has_triton, partials.usable_kernels):
+    for cached in known:
         cached.cache_clear()
 
 
@@ -90,7 +91,8 @@ def test_kernels_that_do_not_compile_are_replaced_and_reported(monkeypatch, oper
 def test_triton_that_does_not_work_is_replaced_and_reported(monkeypatch, caplog):
     # There is no GPU: making a tensor on it fails, as a missing compiler would.
     monkeypatch.setattr(partials, "has_triton", lambda: True)
-    assert partials.usable_kernels("cuda") == ("float32",)
+    monkeypatch.setattr(partials, "has_float64", lambda kind: True)
+    assert partials.usable_kernels("cuda") == ("float32", "operators")
     assert "the Triton kernels do not work here" in caplog.text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from msmon_stats.rows import Matrix, clear, unscale
 from msmon_stats.torch.copies import HostCopy
 from msmon_stats.torch.devices import current_stream
 from msmon_stats.torch.float32_work import Run, Work
-from msmon_stats.torch.partials import number, partial_many, usable_kernels
+from msmon_stats.torch.partials import number, partial_many, runs_triton, usable_kernels
 from msmon_stats.torch.values import Stored, absolute, split, stored
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -74,7 +75,7 @@ class Float32Rows:
         """Allocate what lasts longer than a step."""
         with self._lock:
             if self._work is None:
-                self._work = Work(self._device, self._size, self._numbers)
+                self._work = _work_class(self._device.type)(self._device, self._size, self._numbers)
 
     def reserve(self, count: int, first: int) -> int:
         """So many handles, which count up from `first`."""
@@ -233,6 +234,15 @@ class Float32Rows:
         if self._stream is not None and stream != self._stream:
             stream.wait_stream(self._stream)
         self._stream = stream
+
+
+@cache
+def _work_class(device_type: str) -> type[Work]:
+    if not runs_triton(device_type):
+        return Work
+    from msmon_stats.torch.triton_rows import KernelWork
+
+    return KernelWork
 
 
 def _known(value: Any) -> float | None:
