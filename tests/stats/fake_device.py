@@ -78,6 +78,14 @@ class Rules:
 
 
 RULES = Rules()
+
+
+def figure(what, found, *, before, most):
+    """Print a line of the table of what measuring costs, and see that it costs no more than that."""
+    print(f"\n| {what} | {before} | {most} | {found} |")
+    assert found <= most
+
+
 LOCK = threading.RLock()
 
 

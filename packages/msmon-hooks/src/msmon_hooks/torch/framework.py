@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from msmon_hooks.coverage import CAPTURED
 from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Removable
 from msmon_hooks.torch.backward import backward_number, in_backward, segment_number
@@ -96,11 +97,17 @@ class TorchFramework:
         return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
     def unseen(self, modules: Iterable[nn.Module]) -> dict[int, str]:
-        inside: set[int] = set()
+        found: dict[int, str] = {}
         for module in modules:
             if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-                inside.update(id(one) for one in module.modules() if one is not module)
-        return dict.fromkeys(inside, "inside a region compiled by torch.compile")
+                reason = "inside a region compiled by torch.compile"
+            elif getattr(vars(module).get("forward"), "__module__", None) == "torch.cuda.graphs":
+                # What `make_graphed_callables` has put there replays a graph.
+                reason = CAPTURED
+            else:
+                continue
+            found.update((id(one), reason) for one in module.modules() if one is not module)
+        return found
 
     def runs_compiled(self) -> bool:
         # Any function may have been compiled; the compiler counts what it looked at.

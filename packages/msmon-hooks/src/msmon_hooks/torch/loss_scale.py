@@ -127,7 +127,9 @@ def _copy_to_host(number: torch.Tensor) -> Callable[[], float]:
         done.record()
 
     def wait() -> float:
-        done.synchronize()
+        # A thread of autograd waits, which may work for another device.
+        with backend.device(number.device):
+            done.synchronize()
         return float(copy)
 
     return wait

@@ -13,9 +13,6 @@ _ZEROS, _INFS, _KNOWN, _LOW, _HIGH, _SCALE = range(len(NUMBERS))
 
 _CAT = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
-LAUNCHES = 23
-"""Operators that `Work.flush` calls, whatever it reads."""
-
 _STEPS = ROW // STEP
 # float32 numbers of memory for a row that is read where it lies: what is computed of each value, a mask in bytes, the
 # sums that have to be made before the mask has served, and a mean.
