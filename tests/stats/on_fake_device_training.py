@@ -246,3 +246,19 @@ def test_features(train):
         if key[0] in ("linear_hook", "other") and "qkv.bias" not in key[3]:
             for name in row.keys() & {"sr", "kernel_norm", "norm"}:
                 assert float(row[name]) == pytest.approx(float(expected[key][name]), rel=1e-2, abs=1e-2), (key, name)
+
+
+def test_modules_that_replay_a_graph_are_not_seen():
+    from msmon_hooks.torch.framework import TORCH
+
+    def forward(x):
+        return x
+
+    # As torch.cuda.make_graphed_callables leaves a module.
+    forward.__module__ = torch.cuda.graphs.__name__
+    model = GPT()
+    model.blocks[0].forward = forward
+    found = TORCH.unseen(model.modules())
+    assert set(found.values()) == {"inside a captured graph"}
+    assert id(model.blocks[0].qkv) in found
+    assert not {id(model.blocks[0]), id(model.blocks[1].qkv)} & found.keys()

@@ -17,6 +17,7 @@ from msmon_hooks.torch.backward import backward_number, in_backward, segment_num
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
 
 _WEIGHTS = ("weight", "wg")
+_GRAPHS = ("torch.cuda.graphs", "torch_npu.npu.graphs")
 
 
 class TorchFramework:
@@ -101,7 +102,7 @@ class TorchFramework:
         for module in modules:
             if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
                 reason = "inside a region compiled by torch.compile"
-            elif getattr(vars(module).get("forward"), "__module__", None) == "torch.cuda.graphs":
+            elif getattr(vars(module).get("forward"), "__module__", None) in _GRAPHS:
                 # What `make_graphed_callables` has put there replays a graph.
                 reason = CAPTURED
             else:

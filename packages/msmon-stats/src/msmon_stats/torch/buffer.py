@@ -61,6 +61,7 @@ class PartialBuffer:
         self._count = 0
         self._host_rows = HostRows(chosen_kernel(kernel, "cpu"))
         self._rows: dict[torch.device, Any] = {torch.device("cpu"): self._host_rows}
+        self._accelerators: list[torch.device] = []
         self._compiled = chosen_kernel(kernel, "cpu") == "cpu"
         if self._compiled:
             from msmon_stats import cpu
@@ -158,7 +159,7 @@ class PartialBuffer:
 
         Nothing is measured meanwhile: it would be run again with the graph, whose memory is not ours.
         """
-        return any(is_capturing(device) for device in self._rows)
+        return bool(self._accelerators) and any(map(is_capturing, self._accelerators))
 
     def discard(self) -> None:
         """Forget the rows so far and start again at handle 0; nothing is launched."""
@@ -198,4 +199,5 @@ class PartialBuffer:
             made = Float32Rows(device) if kernel == "float32" else DeviceRows(device, kernel)
             with self._lock:
                 rows = self._rows.setdefault(device, made)
+                self._accelerators = [one for one in self._rows if one.type != "cpu"]
         return rows

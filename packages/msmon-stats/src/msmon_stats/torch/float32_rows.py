@@ -19,7 +19,7 @@ from msmon_stats.torch.copies import HostCopy
 from msmon_stats.torch.devices import current_stream
 from msmon_stats.torch.float32_work import Run, Work
 from msmon_stats.torch.partials import number, partial_many, runs_triton, usable_kernels
-from msmon_stats.torch.values import Stored, absolute, split, stored
+from msmon_stats.torch.values import Stored, absolute, plain, split, stored
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _COUNTED = (torch.int32, torch.int64)
@@ -104,7 +104,11 @@ class Float32Rows:
             copy = tensor.detach().to("cpu", non_blocking=True, copy=True)
             step.on_host.append((handle, copy, eps, scale))
             return
-        found = stored(tensor)
+        if tensor.dtype in _FLOATS and plain(tensor) is not None:
+            # As nearly all of them are.
+            found = Stored(values=tensor.detach().view(-1), dense=True, times=1, implicit=0)
+        else:
+            found = stored(tensor)
         values = found.values
         extremes = None
         if values.numel() == 0:
