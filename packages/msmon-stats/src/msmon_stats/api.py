@@ -35,8 +35,9 @@ def partial(tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str
         kernel: force an implementation; one of `msmon_stats.KERNELS`; None picks the fastest.
 
     Returns:
-        float64 `[8]` on the tensor's device, in the order of `msmon_stats.FIELDS`. Sums are accumulated in
-        float64 whatever the dtype, so low precision costs no accuracy. NaNs are counted and left out of min, max, sum
+        float64 `[8]` on the tensor's device, in the order of `msmon_stats.FIELDS`; on the host, and waited for, where
+        the device has no float64. Sums are accumulated in float64 whatever the dtype, or to 1e-6 by the kernel `float32`,
+        so low precision costs no accuracy. NaNs are counted and left out of min, max, sum
         and sum of squares. An empty tensor gives zeros, min +inf and max -inf.
 
     Raises:

@@ -74,10 +74,10 @@ class PartialBuffer:
         step: so none of it is done in a training step. Waits for the device.
         """
         if device.type not in ("cpu", "meta"):
-            examples = [torch.zeros(1, device=device).to(dtype) for dtype in dtypes]
-            for example in examples:
-                self.measure([example], DEFAULT_EPS)
-                self.measure([example, example], DEFAULT_EPS)
+            # Of one piece and of many, alone and several at once: kernels are compiled for each.
+            for example in (torch.zeros(1 << 19, device=device).to(dtype) for dtype in dtypes):
+                for tensors in ([example[:1]], [example], [example[:1]] * 2, [example] * 2):
+                    self.measure(tensors, DEFAULT_EPS)
             self.transfer().matrix()
 
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
