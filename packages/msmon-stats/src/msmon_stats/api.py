@@ -36,8 +36,8 @@ def partial(tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str
 
     Returns:
         float64 `[8]` on the tensor's device, in the order of `msmon_stats.FIELDS`; on the host, and waited for, where
-        the device has no float64. Sums are accumulated in float64 whatever the dtype, or to 1e-6 by the kernel `float32`,
-        so low precision costs no accuracy. NaNs are counted and left out of min, max, sum
+        the device has no float64. Sums are accumulated in float64 whatever the dtype, so low precision costs no
+        accuracy (the kernel `float32` is right to 1e-6). NaNs are counted and left out of min, max, sum
         and sum of squares. An empty tensor gives zeros, min +inf and max -inf.
 
     Raises:
