@@ -10,7 +10,7 @@ import torch
 import msmon_stats
 from msmon_stats import OPS, finalize, partial, summarize
 from msmon_stats.float32 import ROW, WORK_BYTES
-from msmon_stats.torch import PartialBuffer, partials
+from msmon_stats.torch import PartialBuffer, kernels
 
 from . import fake_device as fake
 from . import reference
@@ -279,8 +279,8 @@ def test_a_tensor_may_be_overwritten_as_soon_as_it_was_measured(lazy):
 
 @pytest.mark.parametrize("wide", [False, True], ids=["float32 rows", "float64 rows"])
 def test_rows_that_several_streams_write(wide, monkeypatch):
-    monkeypatch.setattr(partials, "has_float64", lambda kind: wide)
-    monkeypatch.setattr(partials, "usable_kernels", partials.usable_kernels.__wrapped__)
+    monkeypatch.setattr(kernels, "has_float64", lambda kind: wide)
+    monkeypatch.setattr(kernels, "usable_kernels", kernels.usable_kernels.__wrapped__)
     with RULES.set(lazy=True, forbidden=set() if wide else RULES.forbidden):
         buffer = PartialBuffer(kernel="operators" if wide else "float32")
         side = fake.Stream()
@@ -342,8 +342,8 @@ def test_memory_that_runs_out_costs_the_tensors_that_it_was_for():
 
 
 def test_the_choice_of_the_kernel(monkeypatch):
-    assert partials.usable_kernels(fake.NAME) == ("float32",)
-    assert partials.chosen_kernels() == {"cpu": "cpu", fake.NAME: "float32"}
+    assert kernels.usable_kernels(fake.NAME) == ("float32",)
+    assert kernels.chosen_kernels() == {"cpu": "cpu", fake.NAME: "float32"}
     with pytest.raises(ValueError, match="kernel is 'operators', which cannot be used here; allowed: float32"):
         partial(there(torch.ones(2)), kernel="operators")
     monkeypatch.setenv("MSMON_KERNEL", "operators")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from msmon_stats import KERNELS, choice, partial
-from msmon_stats.torch import PartialBuffer, operators, partials
+from msmon_stats.torch import PartialBuffer, kernels, operators
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_kernel_that_cannot_read_the_values():
 @pytest.fixture
 def _forgotten():
     """Choose anew, and forget the choice afterwards."""
-    known = (choice.has_cpu_kernel, choice.has_triton, partials.usable_kernels, partials.runs_triton)
+    known = (choice.has_cpu_kernel, choice.has_triton, kernels.usable_kernels, kernels.runs_triton)
     for cached in known:
         cached.cache_clear()
     yield
@@ -90,9 +90,9 @@ def test_kernels_that_do_not_compile_are_replaced_and_reported(monkeypatch, oper
 @pytest.mark.usefixtures("_forgotten")
 def test_triton_that_does_not_work_is_replaced_and_reported(monkeypatch, caplog):
     # There is no GPU: making a tensor on it fails, as a missing compiler would.
-    monkeypatch.setattr(partials, "has_triton", lambda: True)
-    monkeypatch.setattr(partials, "has_float64", lambda kind: True)
-    assert partials.usable_kernels("cuda") == ("float32", "operators")
+    monkeypatch.setattr(kernels, "has_triton", lambda: True)
+    monkeypatch.setattr(kernels, "has_float64", lambda kind: True)
+    assert kernels.usable_kernels("cuda") == ("float32", "operators")
     assert "the Triton kernels do not work here" in caplog.text
 
 

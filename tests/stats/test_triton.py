@@ -82,11 +82,11 @@ def test_kernels_compile_for_gpus(gpu, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("slow", "first"), [(False, "triton"), (True, "float32")])
 def test_a_device_that_is_slow_in_float64_gets_float32(slow, first, monkeypatch):
-    from msmon_stats.torch import partials
+    from msmon_stats.torch import kernels
 
     for name in ("has_float64", "runs_triton", "_triton_works"):
-        monkeypatch.setattr(partials, name, lambda kind: True)
-    monkeypatch.setattr(partials, "_is_slow_in_float64", lambda kind: slow)
-    kernels = partials.usable_kernels.__wrapped__("cuda")
-    assert kernels[0] == first
-    assert sorted(kernels) == ["float32", "operators", "triton"]
+        monkeypatch.setattr(kernels, name, lambda kind: True)
+    monkeypatch.setattr(kernels, "_is_slow_in_float64", lambda kind: slow)
+    usable = kernels.usable_kernels.__wrapped__("cuda")
+    assert usable[0] == first
+    assert sorted(usable) == ["float32", "operators", "triton"]

@@ -1,8 +1,9 @@
 """Statistics of torch tensors. The functions are those of `msmon_stats`, for tensors only."""
 
 from msmon_stats.torch.buffer import PartialBuffer, Transfer
+from msmon_stats.torch.kernels import chosen_kernels
 from msmon_stats.torch.math import MATH
-from msmon_stats.torch.partials import chosen_kernels, merge, partial, partial_many, to_host
+from msmon_stats.torch.partials import merge, partial, partial_many, to_host
 from msmon_stats.torch.values import unsupported_reason
 
 __all__ = [

@@ -14,7 +14,7 @@ from msmon_stats.rows import Matrix
 from msmon_stats.torch.devices import is_capturing
 from msmon_stats.torch.float32_rows import Float32Rows
 from msmon_stats.torch.float64_rows import DeviceRows, Float64Copy, HostRows
-from msmon_stats.torch.partials import chosen_kernel
+from msmon_stats.torch.kernels import chosen_kernel
 from msmon_stats.torch.values import address_of, local, plain, unsupported_reason
 
 

@@ -15,10 +15,11 @@ from msmon_stats.fields import WIDTH
 from msmon_stats.float32 import LEAST_SCALE, PER_ROW, ROW, WORK_BYTES, Carried, Correction, Number, Plan, limit, merge
 from msmon_stats.pages import Pages
 from msmon_stats.rows import Matrix, clear, unscale
+from msmon_stats.torch import operators
 from msmon_stats.torch.copies import HostCopy
 from msmon_stats.torch.devices import current_stream
 from msmon_stats.torch.float32_work import Run, Work
-from msmon_stats.torch.partials import number, partial_many, runs_triton, usable_kernels
+from msmon_stats.torch.kernels import number, runs_triton, usable_kernels
 from msmon_stats.torch.values import Stored, absolute, plain, split, stored
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -277,8 +278,7 @@ class Float32Copy:
         for handle, values, eps, scale in step.on_host:
             factor = 1.0 if scale is None else scale(carried)
             row = result[handle : handle + 1]
-            kernel = usable_kernels("cpu")[0]
-            partial_many([values], eps(carried) * factor, out=torch.from_numpy(row), kernel=kernel)
+            _read_on_host(values, eps(carried) * factor, row)
             unscale(row, factor)
         for handle, correction in step.corrections:
             correction.apply(result[handle], carried)
@@ -287,6 +287,15 @@ class Float32Copy:
             target = result[handle : handle - (-length // WIDTH)].reshape(-1)
             target[:] = 0.0
             target[:length] = words.view({torch.int32: np.int32, torch.int64: np.int64}.get(dtype, np.float32))
+
+
+def _read_on_host(values: torch.Tensor, eps: float, row: Matrix) -> None:
+    if "cpu" in usable_kernels("cpu"):
+        from msmon_stats.torch import host
+
+        host.rows([values], eps, row)
+    else:
+        operators.accumulate(values, eps, torch.from_numpy(row)[0])
 
 
 def partials(tensors: Sequence[torch.Tensor], eps: Any) -> Matrix:

@@ -13,7 +13,8 @@ from msmon_stats.pages import Pages
 from msmon_stats.rows import Matrix, unscale
 from msmon_stats.torch.copies import HostCopy
 from msmon_stats.torch.devices import current_stream
-from msmon_stats.torch.partials import number, write_rows
+from msmon_stats.torch.kernels import number
+from msmon_stats.torch.partials import write_rows
 
 Place = tuple[Any, int, int]
 """A page of rows, the first row in it, and the address of the page where it is on the host."""
