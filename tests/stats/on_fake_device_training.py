@@ -202,6 +202,7 @@ def test_start_and_stop_while_the_training_runs(train, monkeypatch):
 
     with RULES.set(lazy=True):
         trained = train({**ALL, "dynamic_on": False}, step=step)
+    assert {name for waits in trained.waits for name in waits} <= {"msmon-writer"}
     steps = {key[1] for key in trained.rows()}
     assert steps
     assert steps < {str(number) for number in range(STEPS)}

@@ -71,14 +71,14 @@ class PartialBuffer:
 
     def prepare(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
         """Choose and compile what reads tensors of a device and these dtypes, and allocate what lasts longer than a
-        step: so none of it is done in a training step. Waits for the device.
+        step: so none of it is done in a training step. The first call of a process waits for the device.
         """
         if device.type not in ("cpu", "meta"):
             # Of one piece and of many, alone and several at once: kernels are compiled for each.
             for example in (torch.zeros(1 << 19, device=device).to(dtype) for dtype in dtypes):
                 for tensors in ([example[:1]], [example], [example[:1]] * 2, [example] * 2):
                     self.measure(tensors, DEFAULT_EPS)
-            self.transfer().matrix()
+            self.discard()
 
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
         """Compute the partials of tensors.

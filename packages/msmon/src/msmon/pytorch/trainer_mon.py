@@ -91,6 +91,9 @@ class TrainerMon(BaseTrainerMon):
                 if not is_lazy(parameter):
                     found.setdefault(parameter.device, {})[parameter.dtype] = None
         self._expected = {device: list(dtypes) for device, dtypes in found.items()}
+        if self._dynamic:
+            # The devices are asked and kernels compiled now, not in the step after which collection starts.
+            self._make_buffer()
 
     def _make_buffer(self) -> PartialBuffer:
         buffer = PartialBuffer()
