@@ -1,5 +1,6 @@
 """Training statistics to files (CSV, TensorBoard, Parquet) and files to other files."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from msmon_io.background import Background
@@ -31,12 +32,15 @@ from msmon_io.writers import (
 
 if TYPE_CHECKING:
     from msmon_io.arrow_csv import read_arrow as read_arrow
+    from msmon_io.growing_part import row_groups as row_groups
+    from msmon_io.growing_part import stream_batches as stream_batches
+    from msmon_io.growing_part import stream_path as stream_path
     from msmon_io.parquet_writer import ParquetWriter as ParquetWriter
     from msmon_io.tensorboard_writer import TensorBoardWriter as TensorBoardWriter
 
 __version__ = "0.1.0"
 
-# Public too, but not for `import *`, which must work without the extras: ParquetWriter, TensorBoardWriter, read_arrow.
+# Public too, but not for `import *`, which must work without the extras: what `_OF_EXTRAS` names.
 __all__ = [
     "TEXT_OPS",
     "Background",
@@ -77,18 +81,17 @@ __all__ = [
 ]
 
 
+_OF_EXTRAS = {
+    "ParquetWriter": "parquet_writer",
+    "TensorBoardWriter": "tensorboard_writer",
+    "read_arrow": "arrow_csv",
+    "row_groups": "growing_part",
+    "stream_batches": "growing_part",
+    "stream_path": "growing_part",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # These need packages that only the extras bring.
-    if name == "TensorBoardWriter":
-        from msmon_io.tensorboard_writer import TensorBoardWriter
-
-        return TensorBoardWriter
-    if name == "ParquetWriter":
-        from msmon_io.parquet_writer import ParquetWriter
-
-        return ParquetWriter
-    if name == "read_arrow":
-        from msmon_io.arrow_csv import read_arrow
-
-        return read_arrow
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _OF_EXTRAS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"msmon_io.{_OF_EXTRAS[name]}"), name)

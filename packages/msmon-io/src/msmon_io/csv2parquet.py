@@ -144,11 +144,13 @@ class _NextFile:
         self.rows += table.num_rows
 
     def write(self) -> None:
-        from msmon_io.parquet_writer import part_path, write_part
+        from msmon_io.growing_part import write_part
+        from msmon_io.parquet_writer import part_path
 
         if self.rows:
             path = part_path(
                 self.data_set, rank=self.rank, data_type=self.data_type, run=self.run, first_step=self.first_step
             )
-            write_part(path, self.tables, root=self.data_set)
+            batches = (batch for table in self.tables for batch in table.to_batches())
+            write_part(path, batches, root=self.data_set)
         self.rows, self.tables = 0, []
