@@ -1,4 +1,4 @@
-"""What an optimizer keeps of parameters, read as it stands before the update."""
+"""What an optimizer keeps of parameters, read as it stands before the update, or after it."""
 
 from __future__ import annotations
 
@@ -43,6 +43,21 @@ class MomentHooks:
 
     def step_begins(self, updating: Collection[int] | None) -> None:
         """Read what stands before the update. `updating`: see `msmon_hooks.weights.WeightHooks.step_begins`."""
+        if not self._recording.request.moments_after_update:
+            self._read(updating)
+
+    def step_ends(self, *, skipped: bool) -> None:
+        """Once an update was made there is a state, or a reason that there is none."""
+        if self._recording.request.moments_after_update and self._recording.clock.sampled:
+            self._read(None)
+        self._begun.clear()
+        if self._updated or skipped:
+            return
+        self._updated = True
+        for weight in self._weights:
+            self._explain(weight, self._source.moments(weight))
+
+    def _read(self, updating: Collection[int] | None) -> None:
         found: dict[str, list[tuple[Weight, str, Any]]] = {data_type: [] for data_type in (*MOMENTS, STATE)}
         for weight in self._weights:
             if weight.index in self._begun or not (updating is None or id(weight.parameter) in updating):
@@ -57,15 +72,6 @@ class MomentHooks:
         for entries in found.values():
             if entries:
                 self._record(entries, self._recording.observer.measure([tensor for _, _, tensor in entries]))
-
-    def step_ends(self, *, skipped: bool) -> None:
-        """Once an update was made there is a state, or a reason that there is none."""
-        self._begun.clear()
-        if self._updated or skipped:
-            return
-        self._updated = True
-        for weight in self._weights:
-            self._explain(weight, self._source.moments(weight))
 
     def _read_packed(self, weight: Weight, name: str, state: ParameterState) -> None:
         """At once, and alone: the values take memory of their own, and what fails costs one row."""

@@ -38,6 +38,8 @@ class Request:
     each_micro_step: bool = False
     """Weight gradients of every micro-step, not only of the last."""
     moments: bool = False
+    moments_after_update: bool = False
+    """With `moments`: as they stand after the update of a step, not before it."""
     weights: bool = False
     main_grad: bool = True
     """Read `param.main_grad` where it exists."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from msmon_io.background import Background
 from msmon_io.csv2parquet import convert_to_parquet
 from msmon_io.csv2tensorboard import csv2tensorboard_by_step
-from msmon_io.csv_reader import BrokenLine, HeaderError, data_type_of, read_csv, read_header, steps_of
+from msmon_io.csv_reader import BrokenLine, HeaderError, data_type_of, data_types_of, read_csv, read_header, steps_of
 from msmon_io.csv_writer import CsvWriter, write_text_csv
 from msmon_io.files import OutsideError, append_bytes, replace_file, write_json
 from msmon_io.launches import Launch, group_launches, launches, newest_run_dirs, ranges
@@ -20,6 +20,7 @@ from msmon_io.run_dirs import (
     run_dir_named,
     run_dirs,
 )
+from msmon_io.second_form_writer import SecondFormWriter
 from msmon_io.table import TEXT_OPS, Table
 from msmon_io.tags import tag
 from msmon_io.writers import (
@@ -52,6 +53,7 @@ __all__ = [
     "MemoryWriter",
     "OutsideError",
     "RunDir",
+    "SecondFormWriter",
     "Table",
     "Writer",
     "WriterContext",
@@ -61,6 +63,7 @@ __all__ = [
     "create_run_dir",
     "csv2tensorboard_by_step",
     "data_type_of",
+    "data_types_of",
     "find_run_dir",
     "group_launches",
     "launches",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from msmon_io.csv_reader import BrokenLine, data_type_of, steps_of
+from msmon_io.csv_reader import BrokenLine, data_types_of, steps_of
 from msmon_io.files import PathLike, make_dir, write_json
 from msmon_io.progress import progress_bar
 from msmon_io.run_dirs import RunDir, run_dirs, run_dirs_between
@@ -97,9 +97,9 @@ def find_sources(
     found: dict[tuple[RunDir, str], list[Path]] = {}
     for run in runs:
         for path in run.path.iterdir():
-            data_type = data_type_of(path)
-            if data_type is not None and path.is_file():
-                found.setdefault((run, data_type), []).append(path)
+            if path.is_file():
+                for data_type in data_types_of(path):
+                    found.setdefault((run, data_type), []).append(path)
     recorded = sorted({data_type for _, data_type in found})
     if not recorded:
         raise ValueError(f"{monitor_path}: no CSV files in {len(runs)} run directories")

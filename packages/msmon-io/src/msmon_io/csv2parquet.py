@@ -95,7 +95,7 @@ def convert_piece(
     on_broken = reporter(report)
     rows = 0
     for path in files:
-        table = read_arrow(path, on_broken=on_broken, use_threads=False)
+        table = read_arrow(path, data_type, on_broken=on_broken, use_threads=False)
         if table is not None:
             part.add(steps_of(path)[0], _like_the_writer(table, run))
             rows += table.num_rows

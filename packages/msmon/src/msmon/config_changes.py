@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
 from msmon.config import Config, Period, parse_config
 from msmon.session import Session
 from msmon_hooks import Clock, Schedule
@@ -50,7 +52,8 @@ class ConfigChanges:
             >>> monitor.change_config(step_interval=10, ops=["norm", "max"])  # doctest: +SKIP
         """
         before = (self._waiting or self._config).to_dict()
-        self._waiting = parse_config({**before, **fields}, "change_config")
+        changed = parse_config({**before, **fields}, "change_config")
+        self._waiting = attrs.evolve(changed, second_form=self._config.second_form)
         if not self._clock.in_step:
             self._apply_waiting()
 

@@ -18,9 +18,9 @@ from msmon.config_changes import ConfigChanges, schedule_of
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
 from msmon.forks import leave_in_children
 from msmon.metrics_calls import MetricsCalls
-from msmon.outputs import check_output_dir, make_run_dir
+from msmon.outputs import TrainingProcess, check_output_dir, make_run_dir
 from msmon.requests import ends_program
-from msmon.session import Session, TrainingProcess
+from msmon.session import Session
 from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
@@ -60,6 +60,8 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
     """Whether `set_monitor` takes None for the optimizer."""
     several_optimizers = False
     """Whether it takes a list of them."""
+    _parse: Callable[..., Config] = staticmethod(configuration.parse_config)
+    """Checks the object in the configuration file."""
 
     def __init__(
         self,
@@ -80,15 +82,16 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
         self._dynamic = configuration.dynamic_mode()
         self._config = Config()
         if not self._dynamic:
-            self._config = configuration.load_config(config_file_path)
+            self._config = configuration.load_config(config_file_path, self._parse)
             for warning in self._config.warnings:
                 logger.warning("%s: %s", self._config.source, warning)
             if self._monitored(self._config):
-                check_output_dir(self._config, self._output_dir)
+                check_output_dir(self._config, self._directory(self._config))
         self._switch: DynamicSwitch | None = None
         self._period: Period | None = None
         self._attachment: Any = None
         self._clock = Clock(schedule=_NEVER)
+        self._chunks = 1
         self._session: Session | None = None
         self._waiting: Config | None = None
         self._alert_history = AlertHistory()
@@ -157,6 +160,7 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
             TypeError: an argument of the wrong type; the message names it.
         """
         models = find_models(model, self._model_kind, self._is_model)
+        self._chunks = len(models)
         check_integer("grad_acc_steps", grad_acc_steps, 1)
         check_integer("start_iteration", start_iteration, 0)
         if not (optimizer is None and self.optional_optimizer):
@@ -173,7 +177,7 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
             args = (models, optimizer, self._clock, None, NoObserver(), Coverage())
             self._attachment = self._starting.run(self._attach, *args)
             size = self._find_world_size()
-            self._switch = DynamicSwitch(self._path, rank=self._rank, world_size=size)
+            self._switch = DynamicSwitch(self._path, rank=self._rank, world_size=size, parse=self._parse)
             self._switching.run(self._switch.begin, start_iteration)
         elif self._monitored(self._config):
             self._clock.reschedule(schedule_of(self._config, self._config.start_step))
@@ -220,18 +224,23 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
     def _monitored(self, config: Config) -> bool:
         return bool(config.monitors) and (not config.module_ranks or self._rank in config.module_ranks)
 
+    def _directory(self, config: Config) -> Path:
+        return Path(config.second_form.output_dir) if config.second_form else self._output_dir
+
     def _new_run_dir(self, config: Config) -> Path | None:
-        return make_run_dir(config, self._output_dir, self._rank) if self._monitored(config) else None
+        return make_run_dir(config, self._directory(config), self._rank) if self._monitored(config) else None
 
     def _new_session(self, config: Config, run_dir: Path | None) -> Session:
         process = TrainingProcess(
             framework=self.framework,
             rank=self._rank,
             world_size=self._find_world_size(),
-            output_dir=self._output_dir,
+            output_dir=self._directory(config),
             pipeline=self._group_ranks(self._process_group),
             data=self._group_ranks(self._dp_group),
             tensor=self._group_ranks(self._tp_group),
+            micro_steps=self._clock.grad_acc_steps,
+            chunks=self._chunks,
         )
         return Session(config, process, run_dir, self._make_buffer(), owner=self, history=self._alert_history)
 

@@ -38,6 +38,7 @@ def make_request(
         weight_gradients=config.wg_distribution,
         each_micro_step=config.monitor_mbs_grad,
         moments=config.mv_distribution,
+        moments_after_update=config.second_form is not None,
         weights=config.param_distribution,
         main_grad=main_grad,
         process_groups=process_groups,
@@ -72,7 +73,8 @@ def make_targets(config: Config) -> Targets:
             if (selector := getattr(target, side)) is not None
         }
         wanted[target.key] = Sides(elements={} if target.whole else elements)
-    return Targets(wanted, all_modules=config.all_xy)
+    parts = config.second_form.monitors.module.targets if config.second_form else ()
+    return Targets(wanted, all_modules=config.all_xy, module_parts=parts)
 
 
 def _l2_features(config: Config) -> dict[str, Feature]:

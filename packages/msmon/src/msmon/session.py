@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from attrs import frozen
 
 from msmon.alerts import AlertHistory, Alerts
 from msmon.collector import Buffer, Collector
 from msmon.config import Config
 from msmon.first_step import write_stacks, write_structure
-from msmon.outputs import make_writers
+from msmon.outputs import TrainingProcess, make_writers
 from msmon.pipeline import Pipeline
 from msmon.requests import make_request
 from msmon.run_info import run_info
 from msmon_hooks import Coverage, Request
 
 logger = logging.getLogger("msmon")
-
-
-@frozen(kw_only=True)
-class TrainingProcess:
-    """This process among all that train."""
-
-    framework: str
-    rank: int
-    world_size: int
-    output_dir: Path
-    pipeline: Sequence[int]
-    """Ranks of the pipeline-parallel group of this process, in its order; the next two likewise."""
-    data: Sequence[int]
-    tensor: Sequence[int]
-
-    @property
-    def pp_stage(self) -> int:
-        """Position in the pipeline."""
-        return self.pipeline.index(self.rank) if self.rank in self.pipeline else 0
-
-    def parallel(self) -> dict[str, list[int]]:
-        """Name of a dimension of parallelism to the ranks of this process's group."""
-        return {"pipeline": list(self.pipeline), "data": list(self.data), "tensor": list(self.tensor)}
 
 
 class Session:
@@ -76,7 +51,7 @@ class Session:
         self.pipeline = Pipeline(
             rank=process.rank,
             config=config,
-            writers=make_writers(config, run_dir, process.rank, self.coverage.switched_off),
+            writers=make_writers(config, run_dir, process, self.coverage.switched_off),
             alerts=self._make_alerts(history),
             coverage=self.coverage,
             run_dir=run_dir,

@@ -13,7 +13,10 @@ _MOST_LISTED = 20
 
 def print_plan(config: Config) -> None:
     out = console()
-    out.print(Text.assemble((config.source, "bold"), ": valid"), soft_wrap=True)
+    out.print(
+        Text.assemble((config.source, "bold"), ": valid" + (", second form" if config.second_form else "")),
+        soft_wrap=True,
+    )
     for warning in config.warnings:
         out.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
     for title, rows in (("Monitored", _monitored(config)), ("When and where", _conditions(config))):
@@ -66,6 +69,9 @@ def _data_types(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _modules(config: Config) -> str:
+    if config.second_form:
+        parts = config.second_form.monitors.module.targets
+        return f"modules with {_listed(parts)} in their names" if parts else "all modules"
     named = _listed([target.key for target in config.targets])
     if not config.targets:
         return "all modules"
@@ -78,13 +84,14 @@ def _parameters(config: Config) -> str:
 
 
 def _conditions(config: Config) -> Iterator[tuple[str, str]]:
-    yield "statistics", ", ".join(config.ops)
+    for monitor, ops in config.second_form.ops().items() if config.second_form else [("", config.ops)]:
+        yield f"statistics {'of ' if monitor else ''}{monitor}".rstrip(), ", ".join(ops)
     yield "steps", _steps(config)
     yield "ranks", ", ".join(map(str, config.module_ranks)) or "all"
     yield "format", ", ".join(config.format)
     files = [name for name in config.format if name != "api"]
     if files or config.alert.dump:
-        yield "directory", str(output_dir())
+        yield "directory", config.second_form.output_dir if config.second_form else str(output_dir())
     if config.append_output:
         yield "continues", "runs begun between " + " and ".join(config.append_output)
     yield "alerts", _alerts(config)

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Callable
 
 from attrs import frozen
 
@@ -64,6 +65,7 @@ class DynamicSwitch:
         rank: this process.
         world_size: how many processes train.
         launch: what tells this launch from another one; default: from the environment.
+        parse: what checks the object in the file.
 
     >>> switch = DynamicSwitch("monitor_config.json")  # doctest: +SKIP
     >>> switch.begin(next_step=0)  # doctest: +SKIP
@@ -77,8 +79,10 @@ class DynamicSwitch:
         rank: int = 0,
         world_size: int = 1,
         launch: str | None = None,
+        parse: Callable[..., Config] = parse_config,
     ) -> None:
         self._path = path
+        self._parse = parse
         self._rank = rank
         self._world_size = world_size
         self._launch = launch_id() if launch is None else launch
@@ -148,7 +152,7 @@ class DynamicSwitch:
 
     def _read(self, content: Content, first_step: int) -> Period | None:
         name = path_name(self._path)
-        config = parse_config(parse_object(content.data, name), name)
+        config = self._parse(parse_object(content.data, name), name)
         return Period(config=config, first_step=first_step, digest=content.digest) if config.dynamic_on else None
 
     def _announce(self, content: Content, period: Period | None, first_step: int) -> None:
@@ -189,7 +193,7 @@ class DynamicSwitch:
         if news.config is None:
             return None
         try:
-            config = parse_config(news.config, path_name(self._path))
+            config = self._parse(news.config, path_name(self._path))
         except ConfigError as error:  # a rule that is installed for rank 0 only
             logger.error("rank %d cannot use the configuration of rank 0, and collects nothing: %s", self._rank, error)
             return None

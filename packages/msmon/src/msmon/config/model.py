@@ -23,6 +23,7 @@ from msmon.config.checks import (
 )
 from msmon.config.patterns import any_matches, check_patterns
 from msmon.config.problems import Problems
+from msmon.config.second_form import SecondForm
 from msmon.config.selector import Target, parse_targets
 from msmon.config.timestamps import parse_range
 from msmon.config.values import DEFAULT_OPS, parse_formats, parse_ndigits, parse_ops, parse_rule_name, require
@@ -214,6 +215,9 @@ class Config:
 
     squash_name: bool = setting(False, boolean)
     """Shorten names in the output."""
+
+    second_form: SecondForm | None = None
+    """What the configuration was made from, if it is a translation; it says how files look."""
 
     source: str = "configuration"
     """The file that the configuration was read from, for messages."""
