@@ -5,6 +5,10 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
+# DeepSpeed compiles this at its first use and keeps it in the user's cache. It takes longer than a test may, and one that is
+# stopped meanwhile leaves a lock for which all others wait.
+SHM_OP = DS_ACCELERATOR=cpu timeout 900 $(BIN)/python -c "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as op; op().load()" > /dev/null
+
 .PHONY: venv demo test test-mindspore test-trainers test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
@@ -14,6 +18,7 @@ venv: .venv/.ready .venv-mindspore/.ready
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install -q --group dev
 	$(BIN)/python -m pip install -q --no-deps $(EDITABLE)
+	-$(SHM_OP)
 	touch $@
 
 .venv-mindspore/.ready: pyproject.toml $(foreach p,$(PACKAGES),packages/$(p)/pyproject.toml)
