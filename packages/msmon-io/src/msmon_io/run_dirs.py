@@ -18,8 +18,8 @@ logger = logging.getLogger("msmon_io")
 
 # Not strftime("%b"): that follows the locale.
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_STAMP = re.compile(rf"({'|'.join(_MONTHS)})(\d\d)_(\d\d)-(\d\d)-(\d\d)")
-_RUN_DIR = re.compile(rf"(?P<stamp>{_STAMP.pattern})-rank(?P<rank>\d+)(?:-.*)?")
+_STAMP = re.compile(rf"({'|'.join(_MONTHS)})(\d\d)_(\d\d)-(\d\d)-(\d\d)", re.ASCII)
+_RUN_DIR = re.compile(rf"(?P<stamp>{_STAMP.pattern})-rank(?P<rank>\d+)(?:-.*)?", re.ASCII)
 # Clocks of machines that share a disk differ a little.
 _CLOCK_SLACK = timedelta(days=1)
 _HALF_YEAR = timedelta(days=183)
