@@ -68,13 +68,16 @@ class Header:
 
     has_micro_step: bool
     ops: list[str]
-    text: list[bool]
-    """For each of `ops`: is it text?"""
+
+    @property
+    def text(self) -> list[bool]:
+        """For each of `ops`: is it text?"""
+        return [op in TEXT_OPS for op in self.ops]
 
     @property
     def number_ops(self) -> list[str]:
         """Those of `ops` that are numbers."""
-        return [op for op, is_text in zip(self.ops, self.text, strict=True) if not is_text]
+        return [op for op in self.ops if op not in TEXT_OPS]
 
     @property
     def columns(self) -> list[str]:
@@ -94,7 +97,7 @@ def parse_header(line: str) -> Header:
     known = [*_LEADING, "micro_step", *ops]
     if cells[:3] != _LEADING or len(set(known)) != len(known):
         raise ValueError(f"the header is {line!r}, not vpp_stage,name,step[,micro_step],<statistics>")
-    return Header(has_micro_step=has_micro_step, ops=ops, text=[op in TEXT_OPS for op in ops])
+    return Header(has_micro_step=has_micro_step, ops=ops)
 
 
 def data_type_of(path: PathLike) -> str | None:
@@ -154,7 +157,7 @@ def _open(path: PathLike) -> TextIO:
 def _rows(path: Path, header: Header, on_broken: Callable[[BrokenLine], None]) -> Iterator[Row]:
     width = len(header.columns)
     leading = width - len(header.ops)
-    only_numbers = not any(header.text)
+    is_text = header.text
     with _open(path) as file:
         file.readline()
         for number, line in enumerate(file, 2):
@@ -167,7 +170,7 @@ def _rows(path: Path, header: Header, on_broken: Callable[[BrokenLine], None]) -
                 cells = split_line(line)
                 if len(cells) != width:
                     raise ValueError(f"{len(cells)} cells instead of {width}")
-                numbers, texts = (cells[leading:], []) if only_numbers else _part(cells[leading:], header.text)
+                numbers, texts = (cells[leading:], []) if not any(is_text) else _part(cells[leading:], is_text)
                 stage, step, micro_step = int(cells[0]), int(cells[2]), int(cells[3]) if header.has_micro_step else 0
                 # No format that rows go to has more bits.
                 if not (-_BITS_31 <= stage < _BITS_31 and -_BITS_31 <= micro_step < _BITS_31):
@@ -213,7 +216,7 @@ def read_csv(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_b
 
 
 def _table(data_type: str, header: Header, rows: list[Row]) -> Table:
-    text_ops = [op for op, is_text in zip(header.ops, header.text, strict=True) if is_text]
+    text_ops = [op for op in header.ops if op in TEXT_OPS]
     stages, names, steps, micro_steps, numbers, texts = zip(*rows, strict=True)
     return Table(
         data_type=data_type,
