@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msmon.reading import Run, UnusableRun, open_run
 from msmon.reading.blocks import read_blocks
 from msmon.reading.index import Index, build_index
-from msmon_io import ParquetWriter, Table, read_csv
+from msmon_io import ParquetWriter, Table, read_csv, steps_of
 
 from .files import write_rank
 
@@ -83,8 +83,8 @@ def test_parquet_gives_what_csv_gives(trained: Callable[[str], Path], tmp_path: 
         target.mkdir()
         with ParquetWriter(target, rank=rank.rank) as writer:
             for data_type in ("actv", "grad_reduced"):
-                for file in rank.files[data_type]:
-                    for table in read_csv(file.path):
+                for path in sorted(rank.directory.glob(f"{data_type}_[0-9]*.csv"), key=steps_of):
+                    for table in read_csv(path):
                         writer.write(table)
     stored = open_run(tmp_path)
     assert stored.data_types == ("actv", "grad_reduced")

@@ -172,13 +172,12 @@ def reporter(report: Callable[[Message], None]) -> Callable[[BrokenLine], None]:
 
 
 @contextlib.contextmanager
-def replacing_directory(path: PathLike, made_by: str) -> Iterator[Path]:
-    """A directory to fill; at the end it takes the place of `path`, on an error it vanishes.
+def replacing_directory(target: Path, made_by: str) -> Iterator[Path]:
+    """A directory to fill; at the end it takes the place of `target`, an absolute path; on an error it vanishes.
 
     Raises:
-        FileExistsError: `path` exists, is not empty and was not made by `made_by`.
+        FileExistsError: `target` exists, is not empty and was not made by `made_by`.
     """
-    target = Path(os.path.abspath(path))
     if target.is_symlink() or (target.exists() and not _is_ours(target, made_by)):
         raise FileExistsError(
             f"{target} exists and is no output of {made_by}: it is left alone; choose another output directory"
@@ -188,13 +187,11 @@ def replacing_directory(path: PathLike, made_by: str) -> Iterator[Path]:
     try:
         yield filling
         write_json(filling / _MARKER, {"made_by": made_by})
+        old = filling.with_suffix(".old")
         if target.exists():
-            old = filling.with_suffix(".old")
             target.rename(old)
-            filling.rename(target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            filling.rename(target)
+        filling.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(filling, ignore_errors=True)
         raise

@@ -72,13 +72,16 @@ class Header:
     """The file has other leading columns, which are brought into the form of ours."""
     has_micro_step: bool
     ops: list[str]
-    text: list[bool]
-    """For each of `ops`: is it text?"""
+
+    @property
+    def text(self) -> list[bool]:
+        """For each of `ops`: is it text?"""
+        return [op in TEXT_OPS for op in self.ops]
 
     @property
     def number_ops(self) -> list[str]:
         """Those of `ops` that are numbers."""
-        return [op for op, is_text in zip(self.ops, self.text, strict=True) if not is_text]
+        return [op for op in self.ops if op not in TEXT_OPS]
 
     @property
     def file_columns(self) -> list[str]:
@@ -107,8 +110,7 @@ def parse_header(line: str) -> Header:
     known = [*leading, "micro_step", *ops]
     if cells[: len(leading)] != leading or len(set(known)) != len(known):
         raise ValueError(f"the header is {line!r}, not vpp_stage,name,step[,micro_step],<statistics>")
-    text = [op in TEXT_OPS for op in ops]
-    return Header(second_form=second_form, has_micro_step=has_micro_step, ops=ops, text=text)
+    return Header(second_form=second_form, has_micro_step=has_micro_step, ops=ops)
 
 
 def data_type_of(path: PathLike) -> str | None:
@@ -180,7 +182,7 @@ def _rows(path: Path, header: Header, data_type: str | None, on_broken: Callable
     width = len(header.file_columns)
     leading_cells = _FirstForm(header) if not header.second_form else _SecondForm(data_type or "", header)
     leading = width - len(header.ops)
-    only_numbers = not any(header.text)
+    is_text = header.text
     with _open(path) as file:
         file.readline()
         for number, line in enumerate(file, 2):
@@ -197,7 +199,7 @@ def _rows(path: Path, header: Header, data_type: str | None, on_broken: Callable
                 if found is None:
                     continue
                 stage, name, step, micro_step = found
-                numbers, texts = (cells[leading:], []) if only_numbers else _part(cells[leading:], header.text)
+                numbers, texts = (cells[leading:], []) if not any(is_text) else _part(cells[leading:], is_text)
                 # No format that rows go to has more bits.
                 if not (-_BITS_31 <= stage < _BITS_31 and -_BITS_31 <= micro_step < _BITS_31):
                     raise ValueError("vpp_stage or micro_step has more than 32 bits")
@@ -234,6 +236,7 @@ class _SecondForm:
         if cells[3] != self._place.scope:
             return None
         stage, step, name = int(cells[0]), int(cells[1]), first_name(self._data_type, decode_cell(cells[2]))
+        stage = 0 if stage == NO_STAGE else stage
         micro_step = 0
         if self._has_micro_step:
             micro_step = int(cells[4]) if self._place.numbers_micro_steps else 0
@@ -243,7 +246,7 @@ class _SecondForm:
                 self._step, self._calls = step, Counter()
             micro_step = self._calls[stage, name]
             self._calls[stage, name] += 1
-        return max(stage, 0) if stage == NO_STAGE else stage, name, step, micro_step
+        return stage, name, step, micro_step
 
 
 def _part(cells: list[str], is_text: list[bool]) -> tuple[list[str], list[str]]:
@@ -287,7 +290,7 @@ def read_csv(path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_b
 
 
 def _table(data_type: str, header: Header, rows: list[Row]) -> Table:
-    text_ops = [op for op, is_text in zip(header.ops, header.text, strict=True) if is_text]
+    text_ops = [op for op in header.ops if op in TEXT_OPS]
     stages, names, steps, micro_steps, numbers, texts = zip(*rows, strict=True)
     return Table(
         data_type=data_type,

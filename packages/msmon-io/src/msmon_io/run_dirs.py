@@ -18,10 +18,10 @@ logger = logging.getLogger("msmon_io")
 
 # Not strftime("%b"): that follows the locale.
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_STAMP = re.compile(rf"({'|'.join(_MONTHS)})(\d\d)_(\d\d)-(\d\d)-(\d\d)")
+_STAMP = re.compile(rf"({'|'.join(_MONTHS)})(\d\d)_(\d\d)-(\d\d)-(\d\d)", re.ASCII)
 # Of the second form, which has one run in an output directory.
-_RANK_DIR = re.compile(r"rank_(\d+)")
-_RUN_DIR = re.compile(rf"(?P<stamp>{_STAMP.pattern})-rank(?P<rank>\d+)(?:-.*)?")
+_RANK_DIR = re.compile(r"rank_(\d+)", re.ASCII)
+_RUN_DIR = re.compile(rf"(?P<stamp>{_STAMP.pattern})-rank(?P<rank>\d+)(?:-.*)?", re.ASCII)
 # Clocks of machines that share a disk differ a little.
 _CLOCK_SLACK = timedelta(days=1)
 _HALF_YEAR = timedelta(days=183)

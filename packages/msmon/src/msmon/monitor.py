@@ -9,26 +9,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from msmon import config as configuration
 from msmon.alerts import AlertHistory
 from msmon.arguments import check_integer, check_optimizers, find_models
 from msmon.collector import Buffer, NoObserver
 from msmon.config import Config, DynamicSwitch, Period
-from msmon.config_changes import ConfigChanges, schedule_of
 from msmon.deprecated_calls import DeprecatedCalls, warn_deprecated
 from msmon.forks import leave_in_children
-from msmon.metrics_calls import MetricsCalls
 from msmon.outputs import TrainingProcess, check_output_dir, make_run_dir
 from msmon.requests import ends_program
 from msmon.session import Session
+from msmon.step_in_flight import Metrics, activations_so_far, current_gradients
 from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
 
 _NEVER = Schedule(collect_times=0)
+_SCHEDULED = {"start_step", "step_interval", "collect_times"}
+"""Fields that say which steps are sampled."""
 
 
-class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
+class BaseTrainerMon(DeprecatedCalls, ABC):
     """Watches a training. See the framework's own class for how to use it.
 
     With `DYNAMIC_MONITOR=True` in the environment, collection starts and stops with edits of the configuration
@@ -94,6 +97,7 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
         self._chunks = 1
         self._session: Session | None = None
         self._waiting: Config | None = None
+        """In force from the next step on."""
         self._alert_history = AlertHistory()
         self._starting = Guarded("the model")
         self._switching = Guarded("start and stop")
@@ -180,20 +184,72 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
             self._switch = DynamicSwitch(self._path, rank=self._rank, world_size=size, parse=self._parse)
             self._switching.run(self._switch.begin, start_iteration)
         elif self._monitored(self._config):
-            self._clock.reschedule(schedule_of(self._config, self._config.start_step))
+            self._clock.reschedule(_schedule_of(self._config, self._config.start_step))
             self._starting.run(self._begin_session, models, optimizer)
         elif ends_program(self._config):
             # The program ends on all ranks, or those that go on would wait for this one's peers for ever.
-            self._clock.reschedule(schedule_of(self._config, self._config.start_step))
+            self._clock.reschedule(_schedule_of(self._config, self._config.start_step))
             request = Request(ends_program=True)
             self._attachment = self._attach(models, optimizer, self._clock, request, NoObserver(), Coverage())
 
     def _begin_session(self, models: Sequence[Any], optimizer: Any) -> None:
         session = self._session = self._new_session(self._config, self._new_run_dir(self._config))
         request = self._request(session)
-        args = (models, optimizer, self._clock, request, session.collector, session.coverage)
-        self._attachment = self._attach(*args)
+        self._attachment = self._attach(models, optimizer, self._clock, request, session.collector, session.coverage)
         session.begin(self._attachment)
+
+    @property
+    def ops(self) -> list[str]:
+        """The statistics; they may be changed while training, from the next step on, in a new run directory."""
+        return list((self._waiting or self._config).ops)
+
+    @ops.setter
+    def ops(self, ops: Sequence[str]) -> None:
+        self.change_config(ops=list(ops))
+
+    def change_config(self, **fields: Any) -> None:
+        """Put other values of the configuration's fields into force, from the next step on.
+
+        Which steps are sampled changes within the run directory; everything else begins a new one.
+
+        Raises:
+            msmon.config.ConfigError: an unknown field, or a value that the configuration file may not have either.
+
+        Example:
+            >>> monitor.change_config(step_interval=10, ops=["norm", "max"])  # doctest: +SKIP
+        """
+        before = (self._waiting or self._config).to_dict()
+        changed = configuration.parse_config({**before, **fields}, "change_config")
+        self._waiting = attrs.evolve(changed, second_form=self._config.second_form)
+        if not self._clock.in_step:
+            self._apply_waiting()
+
+    def generate_wgrad_metrics(self) -> tuple[Metrics, Metrics]:
+        """Statistics of the current weight gradients, reduced and unreduced, anywhere in the program.
+
+        After a step and before the next backward: those of the last step. During a step: what the optimizer would
+        consume now, and, where ranks reduce, what was recorded of the gradients before that. Waits for the device.
+
+        Returns:
+            Two dictionaries, `"0:fc1.weight/rank0/grad_reduced"` to `{"norm": 0.12, ...}`.
+        """
+        session = self._session
+        if session is None or not session.config.wg_distribution:
+            return {}, {}
+        hooks = self._attachment.weight_hooks if self._attachment is not None and self._clock.in_step else None
+        args = (hooks, session.collector, session.config, self._rank)
+        current = self._asking_gradients.run(current_gradients, *args) if hooks is not None else None
+        return current or (self._metrics("grad_reduced"), self._metrics("grad_unreduced"))
+
+    def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
+        """Statistics of the activations and of their gradients, of the step so far; between two steps, and in one that
+        is not sampled, those of the last that was. Waits for the device."""
+        session = self._session
+        if session is not None and self._clock.in_step and self._clock.sampled:
+            current = self._asking_activations.run(activations_so_far, session.collector, session.config, self._rank)
+            if current is not None:
+                return current
+        return self._metrics("actv"), self._metrics("actv_grad")
 
     def close(self) -> None:
         """Write what is pending and take every hook off; harmless when called again."""
@@ -252,33 +308,54 @@ class BaseTrainerMon(ConfigChanges, MetricsCalls, DeprecatedCalls, ABC):
                 self._period, self._waiting = period, None
                 self._change_session(period.config if period is not None else None)
                 if period is not None:
-                    self._clock.reschedule(schedule_of(period.config, period.first_step))
+                    self._clock.reschedule(_schedule_of(period.config, period.first_step))
         elif self._clock.exhausted and self._attachment is not None and self._session is not None:
             self._attachment.retire()
             self._session.finish()
         if self._waiting is not None:
             self._apply_waiting()
 
+    def _apply_waiting(self) -> None:
+        config, self._waiting = self._waiting, None
+        if config is None:
+            return
+        before, self._config = self._config, config
+        collecting = self._period is not None if self._dynamic else not self._clock.exhausted
+        if self._session is None or self._attachment is None or not collecting:
+            return
+        first_step = config.start_step if self._period is None else self._period.first_step
+        self._clock.reschedule(_schedule_of(config, first_step), self._clock.taken)
+        if config.differences(before) <= _SCHEDULED:
+            self._session.reschedule(config)
+        else:
+            self._change_session(config)
+
     def _change_session(self, config: Config | None) -> None:
         """Collect by another configuration from now on; None: collect nothing."""
         if self._session is not None:
             self._session.finish()
-        session = None
         try:
             if config is not None and self._monitored(config):
                 session = self._new_session(config, self._new_run_dir(config))
-                request = self._request(session)
-                self._attachment.reattach(request, session.collector, session.coverage)
+                self._attachment.reattach(self._request(session), session.collector, session.coverage)
                 session.begin(self._attachment)
-            else:
-                # When collection starts again the tensors may have changed for good reasons.
-                self._alert_history.rules = None
-                self._clock.reschedule(_NEVER)
-                self._attachment.reattach(None, NoObserver(), Coverage())
+                self._session, self._config = session, config
+                return
+            # When collection starts again the tensors may have changed for good reasons.
+            self._alert_history.rules = None
         except Exception as error:
             logger.error("nothing is collected, training goes on: %s: %s", type(error).__name__, error)
-            self._clock.reschedule(_NEVER)
-            self._attachment.reattach(None, NoObserver(), Coverage())
-            session = None
-        self._session = session or self._session
+        self._clock.reschedule(_NEVER)
+        self._attachment.reattach(None, NoObserver(), Coverage())
         self._config = config or self._config
+
+    def _metrics(self, data_type: str) -> Metrics:
+        if self._session is None:
+            return {}
+        self._session.pipeline.drain()
+        return self._session.pipeline.metrics(data_type)
+
+
+def _schedule_of(config: Config, first_step: int) -> Schedule:
+    """Which steps a configuration samples, counted from `first_step`."""
+    return Schedule(start_step=first_step, step_interval=config.step_interval, collect_times=config.collect_times)

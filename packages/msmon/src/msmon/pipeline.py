@@ -21,6 +21,7 @@ from msmon.partials import PartialsWriter
 from msmon.rows import Layout, RowReader, StepRows
 from msmon_hooks import ADAM_HISTOGRAM, Coverage, Guarded
 from msmon_io import Table, Writer
+from msmon_io.memory_writer import table_metrics
 
 SECONDS_BETWEEN_COVERAGE = 30.0
 """A killed run leaves a `coverage.json` that is at most so old."""
@@ -88,10 +89,7 @@ class Pipeline:
     def metrics(self, data_type: str) -> dict[str, dict[str, Any]]:
         """Tag -> {statistic: value} of the last step that is done."""
         table = self._latest.get(data_type)
-        memory = msmon_io.MemoryWriter(rank=self.rank)
-        if table is not None:
-            memory.write(table)
-        return memory.metrics(data_type)
+        return {} if table is None else table_metrics(table, self.rank)
 
     def drain(self) -> None:
         """Wait for the steps that were handed over."""

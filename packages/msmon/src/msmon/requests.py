@@ -65,14 +65,12 @@ def _collectives(config: CcConfig) -> CollectiveRequest:
 
 def make_targets(config: Config) -> Targets:
     """The modules and parameters that the configuration names."""
-    wanted = {}
-    for target in config.targets:
-        elements = {
-            side: Elements(length=1 if selector.form == "tensor" else selector.length, index=selector.index)
-            for side in ("input", "output", "input_grad", "output_grad")
-            if (selector := getattr(target, side)) is not None
-        }
-        wanted[target.key] = Sides(elements={} if target.whole else elements)
+    wanted = {
+        target.key: Sides(
+            elements={side: Elements(length=one.length, index=one.index) for side, one in target.sides.items()}
+        )
+        for target in config.targets
+    }
     parts = config.second_form.monitors.module.targets if config.second_form else ()
     return Targets(wanted, all_modules=config.all_xy, module_parts=parts)
 

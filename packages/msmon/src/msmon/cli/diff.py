@@ -147,21 +147,9 @@ def _print_onset(out: Console, result: DiffResult) -> None:
 
 
 def _print_table(out: Console, title: str, differences: Sequence[Difference]) -> None:
-    columns = ("step", "data type", "tensor", "micro-step", "rank", "statistic", "A", "B", "x tolerance")
-    shown = table(title, *columns, right=("step", "A", "B", "x tolerance"))
+    shown = table(title, *differences[0].COLUMNS, "x tolerance", right=("step", "A", "B", "x tolerance"))
     for one in differences[:_ROWS]:
-        cells = [
-            one.step,
-            one.data_type,
-            one.tensor.label(),
-            "" if one.micro_step is None else one.micro_step,
-            "merged" if one.rank is None else one.rank,
-            one.stat,
-            number(one.a),
-            number(one.b),
-            f"{one.excess:.3g}",
-        ]
-        shown.add_row(*map(text, cells))
+        shown.add_row(*map(text, one.cells()))
     _print(out, shown, len(differences))
 
 

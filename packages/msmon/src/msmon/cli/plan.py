@@ -19,7 +19,8 @@ def print_plan(config: Config) -> None:
     )
     for warning in config.warnings:
         out.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
-    for title, rows in (("Monitored", _monitored(config)), ("When and where", _conditions(config))):
+    monitored = list(_data_types(config)) or [("nothing", "no monitor is switched on")]
+    for title, rows in (("Monitored", monitored), ("When and where", _conditions(config))):
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
@@ -29,12 +30,8 @@ def print_plan(config: Config) -> None:
         out.print(table)
 
 
-def _monitored(config: Config) -> Iterator[tuple[str, str]]:
-    """Data types as they appear in the output, with what is in them."""
-    yield from list(_data_types(config)) or [("nothing", "no monitor is switched on")]
-
-
 def _data_types(config: Config) -> Iterator[tuple[str, str]]:
+    """Data types as they appear in the output, with what is in them."""
     if config.collects_actv:
         yield "actv", f"activations of {_modules(config)}"
     if config.collects_actv_grad:
@@ -98,7 +95,9 @@ def _conditions(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _alerts(config: Config) -> str:
-    rules = [_rule(rule.rule_name, rule.args) for rule in config.alert.rules]
+    rules = [
+        f"{r.rule_name}({', '.join(f'{key}={value}' for key, value in r.args.items())})" for r in config.alert.rules
+    ]
     return ", then ".join(rules) + (", written to anomaly.json" if config.alert.dump else "") if rules else "none"
 
 
@@ -113,10 +112,6 @@ def _steps(config: Config) -> str:
     every = "every step" if config.step_interval == 1 else f"one of every {config.step_interval} steps"
     forever = config.collect_times >= Config().collect_times
     return f"{first}, {every}" + ("" if forever else f", {config.collect_times} in all")
-
-
-def _rule(name: str, args: dict[str, object]) -> str:
-    return f"{name}({', '.join(f'{key}={value}' for key, value in args.items())})"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -42,14 +42,6 @@ class Period:
         return self.first_step + (self.config.collect_times - 1) * self.config.step_interval
 
 
-@frozen
-class Coming:
-    """What will be in force from a step on."""
-
-    first_step: int
-    period: Period | None
-
-
 class DynamicSwitch:
     """Turns edits of the configuration file into periods of collection.
 
@@ -89,14 +81,11 @@ class DynamicSwitch:
         self._watch = ConfigWatch(path)
         self._start_file = StartFile(path)
         self._generation = 0
-        self._period: Period | None = None
-        self._coming: list[Coming] = []
-        self._unannounced: tuple[str, int, float] | None = None
-
-    @property
-    def period(self) -> Period | None:
+        self.period: Period | None = None
         """What is in force for the step that comes next, the same object until it changes; None: nothing."""
-        return self._period
+        self._coming: list[tuple[int, Period | None]] = []
+        """From which step on what will be in force."""
+        self._unannounced: tuple[str, int, float] | None = None
 
     def begin(self, next_step: int = 0) -> None:
         """Look at the file for the first time. `next_step` itself is never collected; the one after it may be."""
@@ -112,17 +101,17 @@ class DynamicSwitch:
             self._watch_file(next_step, ahead=0 if self._world_size == 1 else 1)
         else:
             self._follow(next_step)
-        while self._coming and self._coming[0].first_step <= next_step:
-            self._period = self._coming.pop(0).period
-        if self._period is not None and next_step > self._period.last_step:
-            ended, self._period = self._period, None
+        while self._coming and self._coming[0][0] <= next_step:
+            _, self.period = self._coming.pop(0)
+        if self.period is not None and next_step > self.period.last_step:
+            ended, self.period = self.period, None
             if self._rank == self._writer(ended.config):
                 self._switch_off(ended)
-        return self._period
+        return self.period
 
     @property
     def _latest(self) -> Period | None:
-        return self._coming[-1].period if self._coming else self._period
+        return self._coming[-1][1] if self._coming else self.period
 
     def close(self) -> None:
         """Leave no start file behind."""
@@ -175,7 +164,7 @@ class DynamicSwitch:
                     path_name(self._path),
                 )
                 return
-        self._coming.append(Coming(first_step, period))
+        self._coming.append((first_step, period))
 
     # The other ranks
 
@@ -186,7 +175,7 @@ class DynamicSwitch:
             self._generation = news.generation
             if self._unannounced is not None and self._unannounced[0] == news.digest:
                 self._unannounced = None
-            self._coming.append(Coming(news.first_step, self._announced(news, next_step)))
+            self._coming.append((news.first_step, self._announced(news, next_step)))
         self._miss_announcement(next_step)
 
     def _announced(self, news: Announcement, next_step: int) -> Period | None:

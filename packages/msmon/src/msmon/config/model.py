@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF009 (setting() declares a field; the objects given to it as defaults are frozen)
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -22,11 +23,17 @@ from msmon.config.checks import (
     string,
 )
 from msmon.config.patterns import any_matches, check_patterns
-from msmon.config.problems import Problems
+from msmon.config.problems import Problems, join
 from msmon.config.second_form import SecondForm
 from msmon.config.selector import Target, parse_targets
-from msmon.config.timestamps import parse_range
-from msmon.config.values import DEFAULT_OPS, parse_formats, parse_ndigits, parse_ops, parse_rule_name, require
+from msmon.config.values import (
+    DEFAULT_OPS,
+    parse_append_output,
+    parse_formats,
+    parse_ndigits,
+    parse_ops,
+    parse_rule_name,
+)
 
 SWITCHES = (
     "wg_distribution",
@@ -56,7 +63,8 @@ class RuleConfig:
 
 
 def _parse_rule(value: object, path: str, problems: Problems) -> RuleConfig | None:
-    require("rule_name", value, path, problems)
+    if isinstance(value, Mapping) and "rule_name" not in value:
+        problems.error(join(path, "rule_name"), "is missing")
     return parse_fields(RuleConfig, value, path, problems)
 
 
@@ -192,7 +200,7 @@ class Config:
     recording_l2_features: bool = setting(False, boolean)
     """Compute the features of `l2_targets`."""
 
-    sa_order: str = setting("s,b,h,d", choice("s,b,h,d", "b,s,h,d"))
+    sa_order: str = setting("s,b,h,d", choice(("s,b,h,d", "b,s,h,d")))
     """The layout of Q and K for `attention_hook`: sequence, batch, head, dimension."""
 
     format: tuple[str, ...] = setting(("csv",), parse_formats)
@@ -210,7 +218,7 @@ class Config:
     step_count_per_record: int = setting(1, integer(1))
     """Steps per CSV file."""
 
-    append_output: tuple[str, ...] = setting((), parse_range)
+    append_output: tuple[str, ...] = setting((), parse_append_output)
     """Resumed training: write into the existing run directories between these two time stamps."""
 
     squash_name: bool = setting(False, boolean)

@@ -113,7 +113,7 @@ SHARED = ("start_step", "step_interval", "collect_times", "step_count_per_record
 class SecondForm:
     """A file of the second form."""
 
-    framework: str | None = setting(None, choice(*FRAMEWORKS))
+    framework: str | None = setting(None, choice([*FRAMEWORKS]))
     output_dir: str = setting("./", string)
     rank: tuple[int, ...] = setting((), _ranks)
     stop_step: int | None = setting(None, integer(0))

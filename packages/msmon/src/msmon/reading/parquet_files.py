@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
 from msmon.reading.errors import UnusableRun
-from msmon.reading.row_files import Note, unsaid
+from msmon.reading.row_files import Note, RowFile
 from msmon_io import RunDir, row_groups, run_dir_named, stream_batches, stream_path
 
 #: The data set lies beside the run directories.
@@ -30,14 +30,14 @@ def stored_runs(output_dir: Path) -> list[RunDir]:
     return [run for run in runs if run is not None]
 
 
-def parquet_files(output_dir: Path, rank: int, run: str) -> dict[str, list[RowGroup | StreamedRows]]:
+def parquet_files(output_dir: Path, rank: int, run: str) -> dict[str, list[RowFile]]:
     """What a rank wrote in one run, by data type.
 
     Args:
         output_dir: the directory that holds the run directories and the store.
         run: the name of the run directory.
     """
-    found: dict[str, list[RowGroup | StreamedRows]] = {}
+    found: dict[str, list[RowFile]] = {}
     for path, own in sorted(_files(output_dir, str(rank))):
         if own == run:
             data_type = unquote(path.parent.name.partition("=")[2])
@@ -55,7 +55,7 @@ def _files(output_dir: Path, rank: str) -> Iterator[tuple[Path, str]]:
                 yield part, match["run"]
 
 
-def _streamed(part: Path) -> list[RowGroup | StreamedRows]:
+def _streamed(part: Path) -> list[RowFile]:
     """While a file grows, and if its writer was killed, its stream has all rows; else there is none."""
     try:
         tables = list(row_groups(stream_batches(stream_path(part))))
@@ -63,26 +63,29 @@ def _streamed(part: Path) -> list[RowGroup | StreamedRows]:
         return []
     steps = [pc.min_max(table["step"]).as_py() for table in tables]
     return [
-        StreamedRows(table=table, first_step=ends["min"], last_step=ends["max"], columns=_columns(table.schema))
+        RowFile(
+            first_step=ends["min"], last_step=ends["max"], columns=_columns(table.schema), read=partial(_select, table)
+        )
         for table, ends in zip(tables, steps, strict=True)
     ]
 
 
-def _row_groups(path: Path) -> list[RowGroup | StreamedRows]:
+def _row_groups(path: Path) -> list[RowFile]:
     try:
         metadata = parquet.read_metadata(path)
+    except FileNotFoundError:
+        return []  # a stream alone, without a whole row
     except (pa.ArrowInvalid, OSError) as error:
         raise UnusableRun(f"{path} is no whole Parquet file ({error}); move it away to read the rest") from error
     schema = metadata.schema.to_arrow_schema()
     at = schema.names.index("step")
     ranges = [metadata.row_group(number).column(at).statistics for number in range(metadata.num_row_groups)]
     return [
-        RowGroup(
-            path=path,
-            number=number,
+        RowFile(
             first_step=steps.min if steps and steps.has_min_max else 0,
             last_step=steps.max if steps and steps.has_min_max else 1 << 62,
             columns=_columns(schema),
+            read=partial(_read, path, number),
         )
         for number, steps in enumerate(ranges)
     ]
@@ -93,33 +96,14 @@ def _columns(schema: pa.Schema) -> tuple[str, ...]:
     return tuple(name for name in schema.names if name != "run")
 
 
-@attrs.frozen(kw_only=True)
-class RowGroup:
-    """A part of a file, of some 131,000 rows."""
-
-    path: Path
-    number: int
-    first_step: int
-    last_step: int
-    columns: tuple[str, ...]
-
-    def load(self, columns: Sequence[str], note: Note = unsaid) -> Any:
-        wanted = [column for column in self.columns if column in columns]
-        file = parquet.ParquetFile(self.path, read_dictionary=["name"])
-        return _without_nulls(file.read_row_group(self.number, columns=wanted))
+def _read(path: Path, number: int, columns: list[str], note: Note) -> Any:
+    """A row group, of some 131,000 rows."""
+    return _without_nulls(parquet.ParquetFile(path, read_dictionary=["name"]).read_row_group(number, columns=columns))
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class StreamedRows:
+def _select(table: pa.Table, columns: list[str], note: Note) -> Any:
     """As many rows of a stream, mapped into memory."""
-
-    table: pa.Table
-    first_step: int
-    last_step: int
-    columns: tuple[str, ...]
-
-    def load(self, columns: Sequence[str], note: Note = unsaid) -> Any:
-        return _without_nulls(self.table.select([column for column in self.columns if column in columns]))
+    return _without_nulls(table.select(columns))
 
 
 def _without_nulls(table: pa.Table) -> pa.Table:
