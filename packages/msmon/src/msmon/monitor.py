@@ -120,8 +120,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
     def _group_ranks(self, group: Any) -> Sequence[int]:
         """The ranks of a process group that the script passed, in its order; without one, this rank alone."""
-        ranks: Sequence[int] = [self._rank] if group is None else self._hooks.group_ranks(group)
-        return ranks
+        return [self._rank] if group is None else self._hooks.group_ranks(group)
 
     def _request(self, session: Session) -> Request:
         process_groups = self._hooks.ProcessGroups(

@@ -78,13 +78,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         rules = read_rules(args.map) if args.map else None
         with status_line("comparing") as tell:
-            options = {
-                "rtol": args.rtol,
-                "atol": args.atol,
-                "rules": rules,
-                "baselines": args.baseline,
-                "progress": tell,
-            }
+            tolerances = {"rtol": args.rtol, "atol": args.atol, "baselines": args.baseline}
+            options = {**tolerances, "rules": rules, "progress": tell}
             if args.output:
                 result, written = write_diff_page(args.run_a, args.run_b, args.output, **options)
                 size = written.size

@@ -76,8 +76,7 @@ def _modules(config: Config) -> str:
 
 
 def _parameters(config: Config) -> str:
-    named = _listed([target.key for target in config.targets])
-    return f"the parameters of {named}" if config.targets else "all parameters"
+    return f"the parameters of {_listed([one.key for one in config.targets])}" if config.targets else "all parameters"
 
 
 def _conditions(config: Config) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
 
 import attrs
 import numpy as np
@@ -108,7 +107,10 @@ def coarsen(values: Bits, stats: Sequence[str], factor: int) -> Bits:
 def worst_over(values: Iterable[Bits], stats: Sequence[str]) -> Bits:
     """The worst of several arrays (statistics, tensors, bins), cell by cell: several ranks."""
     pairs = (_extremes(*_decode(array)) for array in values)
-    low, high = reduce(lambda one, other: (np.minimum(one[0], other[0]), np.maximum(one[1], other[1])), pairs)
+    low, high = next(pairs)
+    for lower, higher in pairs:
+        np.minimum(low, lower, out=low)
+        np.maximum(high, higher, out=high)
     return np.stack([_bits(stat, low[i], high[i]) for i, stat in enumerate(stats)])
 
 

@@ -51,16 +51,12 @@ def write_diff_page(
     )
     indices = {one.index.data_type: one.index for one in gathered}
     order = model_order(open_run(run_a), indices)
+    verdict = "equal" if result.equal else "tensors on one side only"
+    if result.first:
+        verdict = f"first difference at step {result.first[0].step}"
     page = Page(
         kind="diff",
-        title="msmon diff: "
-        + (
-            "equal"
-            if result.equal
-            else f"first difference at step {result.first[0].step}"
-            if result.first
-            else "tensors on one side only"
-        ),
+        title=f"msmon diff: {verdict}",
         subtitle=f"A: {Path(run_a).resolve()}   B: {Path(run_b).resolve()}",
         panels=_panels(result, indices),
         series=[_series(one, order, result) for one in gathered],
@@ -104,16 +100,14 @@ def _panels(result: DiffResult, indices: Mapping[str, Index]) -> list[Panel]:
     panels = [_first_panel(result)]
     first, last, count = result.steps
     share = result.different_values / result.compared_values
+    types = [f"{name} ({len(index.tensors()[0]):,} tensors)" for name, index in indices.items()]
     panels.append(
         Panel(
             title="What was compared",
             id="compared",
             facts=[
                 ("Steps", f"{first:,} to {last:,}, {count:,} in both runs"),
-                (
-                    "Data types",
-                    ", ".join(f"{name} ({len(index.tensors()[0]):,} tensors)" for name, index in indices.items()),
-                ),
+                ("Data types", ", ".join(types)),
                 ("Values", f"{result.compared_values:,}, of which {result.different_values:,} differ ({share:.2%})"),
             ],
             text=result.notes,
@@ -144,15 +138,11 @@ def _first_panel(result: DiffResult) -> Panel:
         text = ["No value differs beyond the tolerance."]
     else:
         one = result.first[0]
-        text = [
-            f"Step {one.step}: {one.tensor.label()} ({one.where()}). "
-            f"{one.stat} is {one.a:.6g} in A and {one.b:.6g} in B, "
-            + (
-                f"{one.excess:.3g} times the tolerance."
-                if math.isfinite(one.excess)
-                else "which is no number in one of them."
-            )
-        ]
+        beyond = "which is no number in one of them."
+        if math.isfinite(one.excess):
+            beyond = f"{one.excess:.3g} times the tolerance."
+        values = f"{one.stat} is {one.a:.6g} in A and {one.b:.6g} in B"
+        text = [f"Step {one.step}: {one.tensor.label()} ({one.where()}). {values}, {beyond}"]
     if result.onset is not None and (not result.first or result.onset.place() != result.first[0].place()):
         one = result.onset
         text.append(
