@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from msmon_hooks import gradients
 from msmon_hooks.events import Shard
@@ -20,8 +21,11 @@ from msmon_hooks.torch.mesh_shards import mesh_shard
 from msmon_hooks.torch.moments import StateReader
 from msmon_hooks.torch.nested_optimizers import param_groups
 from msmon_hooks.torch.parameters import named_weights
+from msmon_hooks.torch.weight_passes import WeightPass, after_each
 
-__all__ = ["GradientSource", "OnReady"]
+__all__ = ["UNSEEN", "GradientSource", "OnReady"]
+
+UNSEEN = "no accumulation of autograd was seen: the program computes it in a way of its own and writes it to .grad"
 
 
 class GradientSource(gradients.GradientSource):
@@ -51,6 +55,21 @@ class GradientSource(gradients.GradientSource):
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
         """Call `on_ready` after each accumulation."""
         self.hook_accumulation(weights, on_ready, registrations)
+        self.hook_weight_passes(weights, on_ready, registrations)
+
+    def hook_weight_passes(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
+        """Call `on_ready` also after backwards that autograd's accumulation knows nothing of."""
+        held = [weakref.ref(weight) for weight in weights]
+
+        def ended(module: nn.Module, micro_step: int) -> None:
+            if not on_ready.wanted:
+                return
+            own = {id(parameter) for parameter in module.parameters()} - WeightPass.accumulated
+            found = [weight for one in held if (weight := one()) is not None and id(weight.parameter) in own]
+            entries = [(weight, weight.parameter.grad) for weight in found if weight.parameter.grad is not None]
+            on_ready(entries, micro_step=micro_step)
+
+        after_each(self.guard, ended, registrations)
 
     def hook_accumulation(
         self,
