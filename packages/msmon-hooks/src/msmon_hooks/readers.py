@@ -225,10 +225,15 @@ class Readers:
         self._registrations.callback(changes.close)
         guard, clock = self.recording.guards("changes of the model"), self.recording.clock
 
+        described = [guard.run(self.describe)]
+
         def check() -> None:
             # While nothing of the model runs yet.
             if clock.sampled and not clock.in_step:
                 guard.run(changes.check)
+                # Once: until now the script may have converted the model, which leaves its parameters the same objects.
+                if described and described.pop() != guard.run(self.describe):
+                    guard.run(self.model_changed)
 
         self.forwards.before.append(check)
         if self._lazy:
@@ -251,7 +256,7 @@ class Readers:
         self._attach_update()
         self._attach_weights()
         if self.recording.request.on_parameters is not None:
-            self.recording.request.on_parameters(self.describe())
+            self.recording.request.on_parameters(self._source.engine, self.describe())
 
     # What is read
 
