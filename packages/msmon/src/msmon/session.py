@@ -82,7 +82,7 @@ class Session:
             run_dir=run_dir,
             run_info=info,
         )
-        self.collector = Collector(buffer, config.eps, self.pipeline.submit, owner=owner)
+        self.collector = Collector(buffer, config.eps, self.pipeline.submit, self.coverage, owner=owner)
         # Not a method of the session: what finishes when the owner is gone must not lead to the owner.
         self._finalizer = weakref.finalize(owner, self.pipeline.finish)
         self.finish: Callable[[], Any] = self._finalizer
