@@ -46,7 +46,7 @@ class Outcome:
 
 def outcome(losses: Iterable[float], model: nn.Module) -> Outcome:
     """The weights as they are now."""
-    parts = {name: _local(parameter.detach()).contiguous() for name, parameter in model.named_parameters()}
+    parts = {name: _local(parameter.detach()).reshape(-1) for name, parameter in model.named_parameters()}
     bits = {name: part.view(torch.uint8).numpy().tobytes() for name, part in parts.items()}
     return Outcome(losses=list(losses), weights=bits)
 
@@ -65,10 +65,12 @@ class Probe:
     Args:
         parameter: by its name in the model that is watched.
         module: likewise; None: no output is looked at.
+        last: of a step's forwards only the last is one of the training.
     """
 
-    def __init__(self, parameter: str, module: str | None) -> None:
+    def __init__(self, parameter: str, module: str | None, *, last: bool = False) -> None:
         self.parameter, self.module = parameter, module
+        self.last = last
         self.gradients: list[float] = []
         self.moments: list[float | None] = []
         self.outputs: list[list[float]] = []
@@ -107,8 +109,9 @@ class Probe:
 
     def _updates(self, optimizer: Optimizer) -> bool:
         wanted = self.parameters[self.parameter]
-        # A container of optimizers has all parameters, too.
-        groups = [] if hasattr(optimizer, "optimizers") else optimizer.param_groups
+        # What has others inside has all parameters, too.
+        outer = any(hasattr(optimizer, name) for name in ("optimizers", "base_optimizer", "optim"))
+        groups = [] if outer else optimizer.param_groups
         return any(one is wanted for group in groups for one in group["params"])
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -117,14 +120,15 @@ class Probe:
             self.moments.append(norm(state["exp_avg"]) if "exp_avg" in state else None)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # An optimizer that steps in a backward is one of many.
+        self.with_gradient |= {name for name, one in self.parameters.items() if one.grad is not None}
         if not self._updates(optimizer):
             return
-        self.with_gradient |= {name for name, one in self.parameters.items() if one.grad is not None}
         self.kept |= {n: set(optimizer.state[p]) for n, p in self.parameters.items() if p in optimizer.state}
         gradient = self.parameters[self.parameter].grad
         assert gradient is not None
         self.gradients.append(norm(gradient))
-        self.outputs.append(self._now)
+        self.outputs.append(self._now[-1:] if self.last else self._now)
         self._now = []
 
 
@@ -184,7 +188,7 @@ def judge(
             expected["exp_avg", probe.parameter, step, None] = ("norm", moment)
         for micro_step, mean in enumerate(means):
             expected["actv", named, step, micro_step] = ("mean", mean)
-    assert {kind for kind, *_ in expected} >= {"grad_reduced", "actv"}
+    assert {kind for kind, *_ in expected} >= {"grad_reduced", *(["actv"] if probe.module else [])}
     wrong = [
         f"{key}: {rows.get(key, {}).get(op)} instead of {value}"
         for key, (op, value) in expected.items()

@@ -113,7 +113,7 @@ class WeightHooks:
             return
         if complete and not self.each_micro_step:
             self._note_completion(micro_step)
-        if self.each_micro_step or complete or micro_step == recording.clock.grad_acc_steps - 1:
+        if self.each_micro_step or complete or recording.clock.is_last(micro_step):
             self._accumulated.update(weight.index for weight, _ in entries)
             scale = recording.loss_scale.of(entries[0][1]) if scale is None else scale
             self._read("grad_unreduced", entries, micro_step=micro_step, scale=scale)
