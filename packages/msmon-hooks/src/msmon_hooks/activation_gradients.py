@@ -29,10 +29,14 @@ class _GradientOf(Hook):
         self.step = step
         self.is_leaf = is_leaf
         self.uses: Uses = []
+        self.was_read = False
 
     def fire(self, gradient: Any) -> None:
         # A graph that outlives its step belongs to no row.
         if self.uses and self.owner.clock.step == self.step and self.owner.clock.sampled:
+            if self.was_read and self.owner.in_weight_pass():
+                return
+            self.was_read = True
             self.owner.read(self.uses, gradient)
             if self.is_leaf:
                 # Every backward that reaches a leaf calls its hook; the uses so far have had theirs.
@@ -49,6 +53,7 @@ class ActivationGradients:
     def __init__(self, recording: Recording) -> None:
         self.guard = recording.guards("activation gradients")
         self.clock = recording.clock
+        self.in_weight_pass = recording.framework.in_weight_pass
         self._recording = recording
         self._hooks: dict[int, tuple[weakref.ref[Any], int | None, _GradientOf]] = {}
         self._expected: set[tuple[int, str]] = set()

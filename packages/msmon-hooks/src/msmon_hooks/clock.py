@@ -114,7 +114,11 @@ class Clock:
     @property
     def in_last_micro_step(self) -> bool:
         """Whether the gradients of the backward that runs complete the accumulation."""
-        return self.backward_micro_step - self._first == self.grad_acc_steps - 1
+        return self.is_last(self.backward_micro_step)
+
+    def is_last(self, micro_step: int) -> bool:
+        """Whether the gradients of that micro-step's backward complete the accumulation."""
+        return micro_step - self._first == self.grad_acc_steps - 1
 
     @property
     def exhausted(self) -> bool:

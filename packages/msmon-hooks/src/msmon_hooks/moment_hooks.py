@@ -41,23 +41,13 @@ class MomentHooks:
         shard = self._source.shard(weight, moment)
         return (shard is None or shard.local_numel > 0) and self._source.writes(weight, moment)
 
-    def step_begins(self, updating: Collection[int] | None) -> None:
-        """Read what stands before the update. `updating`: see `msmon_hooks.weights.WeightHooks.step_begins`."""
-        if not self._recording.request.moments_after_update:
-            self._read(updating)
+    def read(self, updating: Collection[int] | None, *, updated: bool = False) -> None:
+        """Read what stands before the update, or after it (`updated`), whichever was asked for.
 
-    def step_ends(self, *, skipped: bool) -> None:
-        """Once an update was made there is a state, or a reason that there is none."""
-        if self._recording.request.moments_after_update and self._recording.clock.sampled:
-            self._read(None)
-        self._begun.clear()
-        if self._updated or skipped:
+        `updating`: see `msmon_hooks.weights.WeightHooks.step_begins`.
+        """
+        if updated is not self._recording.request.moments_after_update:
             return
-        self._updated = True
-        for weight in self._weights:
-            self._explain(weight, self._source.moments(weight))
-
-    def _read(self, updating: Collection[int] | None) -> None:
         found: dict[str, list[tuple[Weight, str, Any]]] = {data_type: [] for data_type in (*MOMENTS, STATE)}
         for weight in self._weights:
             if weight.index in self._begun or not (updating is None or id(weight.parameter) in updating):
@@ -72,6 +62,17 @@ class MomentHooks:
         for entries in found.values():
             if entries:
                 self._record(entries, self._recording.observer.measure([tensor for _, _, tensor in entries]))
+
+    def step_ends(self, *, skipped: bool) -> None:
+        """Once an update was made there is a state, or a reason that there is none."""
+        if self._recording.clock.sampled:
+            self.read(None, updated=True)
+        self._begun.clear()
+        if self._updated or skipped:
+            return
+        self._updated = True
+        for weight in self._weights:
+            self._explain(weight, self._source.moments(weight))
 
     def _read_packed(self, weight: Weight, name: str, state: ParameterState) -> None:
         """At once, and alone: the values take memory of their own, and what fails costs one row."""

@@ -66,7 +66,7 @@ class Readers:
         self._source = source
         self._steps = steps
         self._registrations = Registrations()
-        self._of_weights = Registrations()
+        self._of_source = Registrations()
         self._call_hooks = hooks.call_hooks()
         self._module_names = ShortNames(enabled=request.short_names)
         self._weight_names = ShortNames(enabled=request.short_names)
@@ -101,14 +101,13 @@ class Readers:
         owned.callback(guards.stop)
         recording.coverage.ask(asked_types(recording.request))
         owned.callback(self._models.clear)
-        for one in (self._call_hooks, self._of_weights, self.forwards):
+        for one in (self._call_hooks, self._of_source, self.forwards):
             owned.callback(one.close)
         for reader in (self._activations, self._features, self._structure, self._stacks):
             if reader is not None:
                 owned.callback(reader.close)
         self._hooks.prepare(self._models, recording, owned)
-        update = guards("gradients at the update")
-        update.run(self._source.attach_update, self._gradients_ready, self._steps, owned)
+        self._attach_update()
         self.forwards.dropped = self._gradients_dropped
         if self._activations is not None:
             self.forwards.restarted.append(self._activations.forget)
@@ -131,6 +130,10 @@ class Readers:
     def close(self) -> None:
         """Take everything off; harmless when called again."""
         self._registrations.close()
+
+    def _attach_update(self) -> None:
+        update = self.recording.guards("gradients at the update")
+        update.run(self._source.attach_update, self._gradients_ready, self._steps, self._of_source)
 
     def _attach_modules(self, modules: Modules) -> None:
         """Hook modules for good. Called again: what has changed since."""
@@ -165,7 +168,7 @@ class Readers:
         weights = shortened(taken, self._weight_names)
         if request.weight_gradients or request.moments or request.weights:
             hooks = WeightHooks(self.recording, weights, source, self._give_up)
-            hooks.attach(self._of_weights)
+            hooks.attach(self._of_source)
             self.weights = hooks
         if request.sign_agreement is not None or request.adam_histograms is not None:
             agreement = request.sign_agreement
@@ -222,10 +225,15 @@ class Readers:
         self._registrations.callback(changes.close)
         guard, clock = self.recording.guards("changes of the model"), self.recording.clock
 
+        described = [guard.run(self.describe)]
+
         def check() -> None:
             # While nothing of the model runs yet.
             if clock.sampled and not clock.in_step:
                 guard.run(changes.check)
+                # Once: until now the script may have converted the model, which leaves its parameters the same objects.
+                if described and described.pop() != guard.run(self.describe):
+                    guard.run(self.model_changed)
 
         self.forwards.before.append(check)
         if self._lazy:
@@ -242,14 +250,13 @@ class Readers:
         """Modules, parameters or the optimizer are others than before: hook what is new."""
         self._call_hooks.refresh()
         self._attach_modules(self._hooks.named_modules(self._models))
-        # Engines keep parameters of their own under the model's names.
-        if self._source.engine == "plain":
-            self._source = self._hooks.find_source(self._models, self._source.optimizer, self.recording)
-            self._all_weights, self._lazy = self._named_weights()
-            self._of_weights.close()
-            self._attach_weights()
-            if self.recording.request.on_parameters is not None:
-                self.recording.request.on_parameters(self.describe())
+        self._source = self._hooks.find_source(self._models, self._source.optimizer, self.recording)
+        self._all_weights, self._lazy = self._named_weights()
+        self._of_source.close()
+        self._attach_update()
+        self._attach_weights()
+        if self.recording.request.on_parameters is not None:
+            self.recording.request.on_parameters(self._source.engine, self.describe())
 
     # What is read
 

@@ -58,8 +58,9 @@ class Request:
     `msmon_hooks.structure`."""
     on_stacks: Callable[[dict[str, str]], None] | None = None
     """Called after the first step: module name (with stage prefix) to the call stack of its first call."""
-    on_parameters: Callable[[list[dict[str, Any]]], None] | None = None
-    """Called with what `Attachment.describe` returns, when the parameters of the model have become others."""
+    on_parameters: Callable[[str, list[dict[str, Any]]], None] | None = None
+    """Called with the engine and with what `Attachment.describe` returns, when these have become others since the hooks
+    were set."""
     collectives: CollectiveRequest | None = None
     ends_program: bool = False
     """After the first sampled step, when everything of it was delivered, raise `SystemExit(0)`."""

@@ -55,7 +55,7 @@ class WeightHooks:
         self._registrations: Registrations | None = None
         self._shards: dict[tuple[str, int], Shard | None] = {}
         self._written: dict[str, list[Weight]] = {}
-        self._completed: tuple[int, int] | None = None
+        self._completed: int | None = None
         self._accumulations: Counter[int] = Counter()
         self._accumulated: set[int] = set()
         self._begun: set[int] = set()
@@ -101,16 +101,19 @@ class WeightHooks:
         """Whether the step in flight is recorded."""
         return self._recording.clock.sampled
 
-    def accumulated(self, entries: Sequence[tuple[Weight, Any]], scale: Any, complete: bool) -> None:
+    def accumulated(
+        self, entries: Sequence[tuple[Weight, Any]], scale: Any, complete: bool, micro_step: int | None
+    ) -> None:
         """A backward has completed gradients of parameters; see `OnReady`."""
         recording = self._recording
-        micro_step = [self._running_micro_step(weight) for weight, _ in entries][-1]
+        if micro_step is None:
+            micro_step = [self._running_micro_step(weight) for weight, _ in entries][-1]
         if micro_step >= recording.clock.longest and not recording.clock.in_step:
             self._give_up()
             return
         if complete and not self.each_micro_step:
             self._note_completion(micro_step)
-        if self.each_micro_step or complete or micro_step == recording.clock.grad_acc_steps - 1:
+        if self.each_micro_step or complete or recording.clock.is_last(micro_step):
             self._accumulated.update(weight.index for weight, _ in entries)
             scale = recording.loss_scale.of(entries[0][1]) if scale is None else scale
             self._read("grad_unreduced", entries, micro_step=micro_step, scale=scale)
@@ -125,13 +128,12 @@ class WeightHooks:
         return self._accumulations[weight.index] - 1
 
     def _note_completion(self, micro_step: int) -> None:
-        now = (self._recording.clock.step, micro_step)
-        if self._completed is not None and self._completed[0] == now[0] and self._completed[1] != micro_step:
+        if self._completed not in (None, micro_step):
             self._recording.coverage.note(
                 "grad_unreduced: gradients are reduced after every micro-step, so the sum over micro-steps before the "
                 "reduction does not exist; what the last micro-step's reduction was given is recorded"
             )
-        self._completed = now
+        self._completed = micro_step
 
     def step_begins(self, updating: Collection[int] | None = None) -> None:
         """Read what stands before the update, except gradients, which a closure may yet have to compute.
@@ -145,7 +147,7 @@ class WeightHooks:
         if not self.sampled:
             return
         if self._moments is not None and self._moment_hooks is not None:
-            self._moments.run(self._moment_hooks.step_begins, updating)
+            self._moments.run(self._moment_hooks.read, updating)
         if self._values is not None:
             held = self._held("param_origin")
             now = [entry for entry in held if entry[0].index not in self._begun and _is_in(entry[0], updating)]
@@ -165,6 +167,7 @@ class WeightHooks:
             self._moments.run(self._moment_hooks.step_ends, skipped=skipped)
         self._accumulations.clear()
         self._accumulated.clear()
+        self._completed = None
         self._begun.clear()
         self._consumed.clear()
 
@@ -206,11 +209,16 @@ class WeightHooks:
             if unread:
                 refs = self._refs("grad_unreduced", [entry for entry, _ in unread], clock.micro_step)
                 observer.record(refs, [handle for _, handle in unread])
-        elif ended_early and (self._completed is None or self._completed[0] != clock.step):
+        elif ended_early and self._completed is None:
             recording.coverage.note(
                 "grad_unreduced: missing in steps whose accumulation ended at another micro-step than grad_acc_steps "
                 f"({clock.grad_acc_steps}) says"
             )
+        elif self._source.unseen:
+            for weight, _ in present:
+                if weight.index not in self._accumulated:
+                    reason = self._source.unseen
+                    recording.coverage.explain("grad_unreduced", weight.name, reason, stage=weight.vpp_stage)
         if present:
             observer.record(self._refs("grad_reduced", present), handles)
 
@@ -275,7 +283,14 @@ class _Ready:
         hooks = self._hooks()
         return hooks is not None and hooks.each_micro_step
 
-    def __call__(self, entries: Sequence[tuple[Weight, Any]], *, scale: Any = None, complete: bool = False) -> None:
+    def __call__(
+        self,
+        entries: Sequence[tuple[Weight, Any]],
+        *,
+        scale: Any = None,
+        complete: bool = False,
+        micro_step: int | None = None,
+    ) -> None:
         hooks = self._hooks()
         if hooks is not None and hooks.sampled and entries:
-            self._guard.run(hooks.accumulated, entries, scale, complete)
+            self._guard.run(hooks.accumulated, entries, scale, complete, micro_step)

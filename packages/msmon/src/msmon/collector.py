@@ -10,7 +10,13 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from msmon_hooks import StepEnd, TensorRef
+from msmon_hooks import Coverage, StepEnd, TensorRef
+from msmon_stats import unsupported_reason
+
+_FIRST_REASON = -3
+"""Handles from here downwards stand for reasons why a tensor cannot be measured."""
+_REASONS = 64
+"""More of them are not told apart: a wrapper's messages may all be different."""
 
 
 class Transfer(Protocol):
@@ -52,8 +58,18 @@ class Collector:
     Several threads may call: autograd has one per device.
     """
 
-    def __init__(self, buffer: Buffer, eps: float, on_step: Callable[[CollectedStep], None], owner: object) -> None:
+    def __init__(
+        self,
+        buffer: Buffer,
+        eps: float,
+        on_step: Callable[[CollectedStep], None],
+        coverage: Coverage,
+        owner: object,
+    ) -> None:
         self.eps = eps
+        self._coverage = coverage
+        self._refused: dict[str, int] = {}
+        """Why tensors could not be measured, each reason with the handle that stands for it."""
         self._buffer = buffer
         self._on_step = on_step
         # The hooks hold the collector, so the monitor lives as long as the hooked model, also when the training
@@ -65,7 +81,16 @@ class Collector:
 
     def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
         """One handle per tensor; see `msmon_hooks.Observer`."""
-        return self._buffer.measure(tensors, self.eps, scale)
+        handles = self._buffer.measure(tensors, self.eps, scale)
+        if -1 in handles:
+            return [self._reason(one) if at == -1 else at for one, at in zip(tensors, handles, strict=True)]
+        return handles
+
+    def _reason(self, tensor: Any) -> int:
+        reason = unsupported_reason(tensor)
+        if reason is None or (reason not in self._refused and len(self._refused) == _REASONS):
+            return -1
+        return self._refused.setdefault(reason, _FIRST_REASON - len(self._refused))
 
     def put(self, values: Any) -> int:
         """Handle of numbers that were computed elsewhere; see `msmon_hooks.Observer`."""
@@ -75,7 +100,10 @@ class Collector:
         """Name what was measured; a later row of the same tensor replaces an earlier one."""
         with self._lock:
             for ref, handle in zip(refs, handles, strict=True):
-                if ref.merges:
+                if handle <= _FIRST_REASON:
+                    reason = next(reason for reason, own in self._refused.items() if own == handle)
+                    self._coverage.explain(ref.data_type, ref.name, reason, stage=ref.vpp_stage)
+                elif ref.merges:
                     self._joined.append((ref, handle))
                 else:
                     self._rows[ref.key] = (ref, handle)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from msmon.outputs import TrainingProcess, check_output_dir, make_run_dir
 from msmon.requests import ends_program
 from msmon.session import Session
 from msmon.step_in_flight import Metrics, activations_so_far, current_gradients
-from msmon_hooks import Clock, Coverage, Guarded, Request, Schedule, StepEnd
+from msmon_hooks import Clock, Coverage, Guarded, Registrations, Request, Schedule, StepEnd
 
 logger = logging.getLogger("msmon")
 
@@ -98,6 +100,9 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         self._session: Session | None = None
         self._waiting: Config | None = None
         """In force from the next step on."""
+        self._given: tuple[Any, ...] | None = None
+        """The arguments of `set_monitor`, until a step has ended."""
+        self._until_first_step = Registrations()
         self._alert_history = AlertHistory()
         self._starting = Guarded("the model")
         self._switching = Guarded("start and stop")
@@ -169,11 +174,25 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         if not (optimizer is None and self.optional_optimizer):
             check_optimizers(optimizer, self.optimizer_methods, several=self.several_optimizers)
         self.close()
+        self._begin(models, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
+        # Ranks that no launcher started learn theirs now or later.
+        again = functools.partial(_begin_again, weakref.ref(self))
+        self._given = (models, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
+        self._hooks.when_ranks_are_known(again, self._until_first_step)
+
+    def _begin(
+        self,
+        models: Sequence[Any],
+        grad_acc_steps: int,
+        optimizer: Any,
+        dp_group: Any,
+        tp_group: Any,
+        start_iteration: int,
+    ) -> None:
         # Another training: its anomalies join those of the one before, but no rule compares the two.
         self._alert_history.rules = None
         self._starting, self._switching = Guarded("the model"), Guarded("start and stop")
         self._dp_group, self._tp_group = dp_group, tp_group
-        # The script may have made the monitor before the process group.
         self._rank = self._find_rank()
         self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=_NEVER)
         if self._dynamic:
@@ -252,6 +271,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
     def close(self) -> None:
         """Write what is pending and take every hook off; harmless when called again."""
+        self._forget_given()
         attachment, switch, session = self._attachment, self._switch, self._session
         self._attachment = self._switch = self._period = None
         for name, open_one in (("hooks", attachment), ("start and stop", switch)):
@@ -259,6 +279,20 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
                 Guarded(name).run(open_one.close)
         if session is not None:
             Guarded("results of steps").run(session.finish)
+
+    def begin_again(self) -> None:
+        """The ranks have become known. If nothing of the training has run, monitor as if that had been so before."""
+        given, session, clock = self._given, self._session, self._clock
+        self._forget_given()
+        if given is not None and not clock.in_step and clock.step == given[-1]:
+            if session is not None:
+                session.discard()
+            self.close()
+            self._begin(*given)
+
+    def _forget_given(self) -> None:
+        self._given = None
+        self._until_first_step.close()
 
     def __enter__(self) -> BaseTrainerMon:
         return self
@@ -271,6 +305,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
     def leave_child(self) -> None:
         """This is a forked child, a worker of a data loader for instance: what it does is not the training."""
         attachment, self._attachment = self._attachment, None
+        self._forget_given()
         # Not closed: files and start file are those of the parent.
         self._switch = self._session = self._period = None
         if attachment is not None:
@@ -301,6 +336,8 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
     def _after_step(self, event: StepEnd) -> None:
         """A step is over: what is in force for the next one?"""
+        if self._given is not None:
+            self._forget_given()
         if self._switch is not None:
             period = self._switch.after_step(event.step)
             if period is not self._period:
@@ -358,3 +395,9 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 def _schedule_of(config: Config, first_step: int) -> Schedule:
     """Which steps a configuration samples, counted from `first_step`."""
     return Schedule(start_step=first_step, step_interval=config.step_interval, collect_times=config.collect_times)
+
+
+def _begin_again(monitor: weakref.ref[BaseTrainerMon]) -> None:
+    alive = monitor()
+    if alive is not None:
+        Guarded("the ranks").run(alive.begin_again)

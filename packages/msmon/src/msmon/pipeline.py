@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ class Pipeline:
         run_info: dict[str, Any],
     ) -> None:
         self.rank = rank
+        self._appends = bool(config.append_output)
         self.coverage = coverage
         self.info_part = self._part("run.json")
         self.run_dir = run_dir
@@ -151,6 +153,17 @@ class Pipeline:
         self._finished = True
         self._background.submit(self._finish)
         self._background.close()
+
+    def discard(self) -> None:
+        """No step was submitted, and none will be: remove what was made, but nothing that was there before."""
+        self._finished = True
+        self._background.close()
+        for writer, part in self._outputs:
+            part.always(writer.close)
+        if self._partials is not None:
+            self._partials_part.always(self._partials.close)
+        if self.run_dir is not None and not self._appends:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def _finish(self) -> None:
         for writer, part in self._outputs:

@@ -19,7 +19,7 @@ def make_request(
     process_groups: Any = None,
     on_structure: Callable[[dict[str, Any]], None],
     on_stacks: Callable[[dict[str, str]], None],
-    on_parameters: Callable[[list[dict[str, Any]]], None] | None = None,
+    on_parameters: Callable[[str, list[dict[str, Any]]], None] | None = None,
 ) -> Request:
     """The request of a configuration.
 
@@ -29,7 +29,7 @@ def make_request(
         process_groups: ranks that hold the same tensors, as the framework's hooks describe them.
         on_structure: receives the document of `print_struct`.
         on_stacks: receives the stacks of `stack_info`.
-        on_parameters: receives the parameters of a model that has changed.
+        on_parameters: receives engine and parameters of a model that has changed.
     """
     return Request(
         targets=make_targets(config),

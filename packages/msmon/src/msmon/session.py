@@ -57,9 +57,10 @@ class Session:
             run_dir=run_dir,
             run_info=info,
         )
-        self.collector = Collector(buffer, config.eps, self.pipeline.submit, owner=owner)
+        self.collector = Collector(buffer, config.eps, self.pipeline.submit, self.coverage, owner=owner)
         # Not a method of the session: what finishes when the owner is gone must not lead to the owner.
-        self.finish: Callable[[], Any] = weakref.finalize(owner, self.pipeline.finish)
+        self._finalizer = weakref.finalize(owner, self.pipeline.finish)
+        self.finish: Callable[[], Any] = self._finalizer
 
     def request(self, *, main_grad: bool, process_groups: Any) -> Request:
         """What the hooks are to read."""
@@ -77,6 +78,11 @@ class Session:
         self.pipeline.run_info["engine"] = attachment.engine
         self.pipeline.run_info["tensors"] = self.pipeline.info_part.run(attachment.describe) or []
         self.pipeline.begin()
+
+    def discard(self) -> None:
+        """Nothing was recorded, and another session takes its place: leave no trace."""
+        self._finalizer.detach()
+        self.pipeline.discard()
 
     def reschedule(self, config: Config) -> None:
         """Other steps are sampled from now on; files and rules go on."""
@@ -99,7 +105,8 @@ class Session:
             on_failure=self.coverage.switched_off,
         )
 
-    def _on_parameters(self, tensors: list[dict[str, Any]]) -> None:
+    def _on_parameters(self, engine: str, tensors: list[dict[str, Any]]) -> None:
+        self.pipeline.run_info["engine"] = engine
         # Those that are gone have rows too.
         present = {(entry["vpp_stage"], entry["name"]) for entry in tensors}
         gone = [one for one in self.pipeline.run_info["tensors"] if (one["vpp_stage"], one["name"]) not in present]

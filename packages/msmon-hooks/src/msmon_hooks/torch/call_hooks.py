@@ -15,6 +15,7 @@ from msmon_hooks.hooks import Hook
 from msmon_hooks.interception import intercept
 from msmon_hooks.recording import Recording
 from msmon_hooks.registrations import Registrations, Removable
+from msmon_hooks.torch import weight_passes
 from msmon_hooks.torch.passes import is_apart, is_compiling
 
 
@@ -139,8 +140,9 @@ def _call(watched: _Watched, original: Callable[..., Any], args: tuple[Any, ...]
 
 
 def prepare(models: Sequence[nn.Module], recording: Recording, registrations: Registrations) -> None:
-    """Have `torch.jit.script` compile modules without hooks of this package, which it would refuse, until the
-    registrations are closed."""
+    """Until the registrations are closed, notice backwards for weights alone, and have `torch.jit.script` compile
+    modules without hooks of this package, which it would refuse."""
+    weight_passes.watch(registrations)
     if isinstance(torch.jit.script, FunctionType):
         registrations.callback(intercept(torch.jit.script, _script_without_hooks))
 

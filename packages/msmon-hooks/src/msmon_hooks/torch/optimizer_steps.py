@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from msmon_hooks.optimizer_steps import Arguments, Listener
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.all_optimizers import watch_all
 from msmon_hooks.torch.backward import in_backward
+from msmon_hooks.torch.callers import is_called_in
 from msmon_hooks.torch.mesh_shards import local_part
 from msmon_hooks.torch.nested_optimizers import nested_optimizers
 from msmon_hooks.torch.optimizer_group import OptimizerGroup, members
@@ -245,7 +244,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
     def _creates_state(self, calls: StepCalls) -> bool:
         """Whether this is a step on gradients of zero that is there to make the optimizer create its state: nothing of
         the model has run since the last step."""
-        if self._listener.in_step or self.running or (self.count and not _called_in(_CREATES_STATE)):
+        if self._listener.in_step or self.running or (self.count and not is_called_in(_CREATES_STATE)):
             return False
         groups = getattr(calls.optimizer(), "param_groups", ())
         gradients = [one.grad for group in groups for one in group["params"] if one.grad is not None]
@@ -324,13 +323,6 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 def _joined(calls: Sequence[StepCalls]) -> Any:
     optimizers = [optimizer for one in calls if (optimizer := one.optimizer()) is not None]
     return optimizers[0] if len(optimizers) == 1 else OptimizerGroup(optimizers)
-
-
-def _called_in(module: str) -> bool:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") != module:
-        frame = frame.f_back
-    return frame is not None
 
 
 class _Before(Hook):

@@ -12,6 +12,7 @@ from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.parameters import Weight
 from msmon_hooks.torch.passes import is_apart
+from msmon_hooks.torch.weight_passes import WeightPass
 
 
 class Accumulated(Hook):
@@ -34,5 +35,7 @@ class Accumulated(Hook):
     def fire(self, parameter: torch.Tensor) -> None:
         if not self.on_ready.wanted or parameter.grad is None or is_apart((), {}):
             return
+        if WeightPass.running:
+            WeightPass.accumulated.add(id(parameter))
         if (weight := self.weight()) is not None:
             self.on_ready([(weight, parameter.grad)], complete=self.complete())
