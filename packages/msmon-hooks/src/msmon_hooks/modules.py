@@ -11,6 +11,7 @@ from attrs import define
 
 from msmon_hooks.activation_gradients import INPUT, OUTPUT, ActivationGradients
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
+from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import NOT_CALLED, NOT_FIRED
 from msmon_hooks.events import TensorRef
 from msmon_hooks.guard import logger
@@ -31,22 +32,24 @@ _NO_CALL = (
 class _Enter(BeforeCall):
     def __init__(self, owner: ModuleHooks, site: Site) -> None:
         super().__init__(owner.guard)
+        self.clock: Clock = owner.clock
         self.owner = owner
         self.site = site
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.clock.sampled:
+        if self.clock.sampled:
             self.owner.enter(self.site, args, kwargs)
 
 
 class _Leave(AfterCall):
     def __init__(self, owner: ModuleHooks, site: Site) -> None:
         super().__init__(owner.guard)
+        self.clock: Clock = owner.clock
         self.owner = owner
         self.site = site
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.clock.sampled:
+        if self.clock.sampled:
             self.owner.leave(self.site, output)
 
 
@@ -160,7 +163,8 @@ class ModuleHooks:
             logger.warning("%s", _NO_CALL)
             self._coverage.note(_NO_CALL, (self._data_type,))
         self._called = False
-        self.forget()
+        if self.clock.sampled:
+            self.forget()
 
     def forget(self) -> None:
         """Of the step in flight nothing more will be read."""

@@ -115,6 +115,7 @@ class MomentHooks:
             moment = name in MOMENTS
             shard = self._source.shard(weight, name) if moment else self._source.state_shard(weight, tensor)
             self._shards[place] = shard
+        shape, dtype, _ = self._recording.framework.describe(tensor)
         return self._recording.refs.ref(
             data_type,
             full,
@@ -122,8 +123,8 @@ class MomentHooks:
             None,
             self._recording.clock.next_call_id(),
             (weight.index,),
-            self._recording.framework.shape(tensor),
-            self._recording.framework.dtype(tensor),
+            shape,
+            dtype,
             shard=self._shards[place],
         )
 

@@ -79,6 +79,7 @@ class Readers:
         self._structure: StructureHooks | None = None
         self._stacks: StackHooks | None = None
         self._collectives: CollectiveRows | None = None
+        self._delivers = any(one is not None for one in (request.on_structure, request.on_stacks, request.collectives))
         self._begun = False
         self._changes: Any = None
         if request.activations or request.activation_gradients:
@@ -295,9 +296,9 @@ class Readers:
         over. `skipped`: there was no update."""
         recording, guards = self.recording, self.recording.guards
         self._begun = False
-        scaling = guards("loss scaling")
+        sampled, scaling = recording.clock.sampled, guards("loss scaling")
         skipped = skipped or bool(scaling.run(self._source.skipped, result))
-        skip_handle = scaling.run(self._read_found_inf)
+        skip_handle = scaling.run(self._read_found_inf) if sampled else None
         # What has failed is still cleaned up, or it would keep tensors alive.
         self._parameters.always(self._source.step_ends, skipped=skipped)
         if self.weights is not None:
@@ -306,7 +307,7 @@ class Readers:
             self._momentum.step_ends()
         if self._activations is not None:
             self._activations.guard.always(self._activations.step_ends)
-        deliveries = self._deliveries()
+        deliveries = self._deliveries() if self._delivers else []
         if skipped:
             recording.coverage.skipped_step(recording.clock.step)
         event = recording.clock.step_ends(skipped=skipped, skip_handle=-1 if skip_handle is None else skip_handle)
@@ -331,11 +332,12 @@ class Readers:
             if once is not None:
                 once.guard.always(once.close)
         self._structure = self._stacks = None
+        self._delivers = self._collectives is not None
         return found
 
     def _read_found_inf(self) -> int | None:
         recording = self.recording
-        found_inf = recording.loss_scale.found_inf() if recording.clock.sampled else None
+        found_inf = recording.loss_scale.found_inf()
         return None if found_inf is None else recording.observer.put(found_inf.reshape(1))
 
 

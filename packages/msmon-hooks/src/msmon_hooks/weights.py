@@ -45,6 +45,7 @@ class WeightHooks:
     ) -> None:
         request, guards = recording.request, recording.guards
         self.weights = weights
+        self.clock = recording.clock
         self._recording = recording
         self._source = source
         self._gradients = guards("weight gradients") if request.weight_gradients else None
@@ -107,25 +108,26 @@ class WeightHooks:
         """A backward has completed gradients of parameters; see `OnReady`."""
         recording = self._recording
         if micro_step is None:
-            micro_step = [self._running_micro_step(weight) for weight, _ in entries][-1]
+            micro_step = self._running_micro_step(entries)
         if micro_step >= recording.clock.longest and not recording.clock.in_step:
             self._give_up()
             return
         if complete and not self.each_micro_step:
             self._note_completion(micro_step)
         if self.each_micro_step or complete or recording.clock.is_last(micro_step):
-            self._accumulated.update(weight.index for weight, _ in entries)
+            for weight, _ in entries:
+                self._accumulated.add(weight.index)
             scale = recording.loss_scale.of(entries[0][1]) if scale is None else scale
             self._read("grad_unreduced", entries, micro_step=micro_step, scale=scale)
 
-    def _running_micro_step(self, weight: Weight) -> int:
+    def _running_micro_step(self, entries: Sequence[tuple[Weight, Any]]) -> int:
         """The micro-step whose backward runs. Where no forward of the root was seen (it may be compiled with its
-        hooks), every backward that reaches the parameter is one."""
+        hooks), every backward that reaches a parameter is one."""
         clock = self._recording.clock
         if clock.in_step:
             return clock.backward_micro_step
-        self._accumulations[weight.index] += 1
-        return self._accumulations[weight.index] - 1
+        self._accumulations.update(weight.index for weight, _ in entries)
+        return self._accumulations[entries[-1][0].index] - 1
 
     def _note_completion(self, micro_step: int) -> None:
         if self._completed not in (None, micro_step):
@@ -150,7 +152,9 @@ class WeightHooks:
             self._moments.run(self._moment_hooks.read, updating)
         if self._values is not None:
             held = self._held("param_origin")
-            now = [entry for entry in held if entry[0].index not in self._begun and _is_in(entry[0], updating)]
+            now = [entry for entry in held if entry[0].index not in self._begun]
+            if updating is not None:
+                now = [entry for entry in now if id(entry[0].parameter) in updating]
             self._values.run(self._read, "param_origin", now)
             self._begun.update(weight.index for weight, _ in now)
 
@@ -178,8 +182,9 @@ class WeightHooks:
 
     def current_gradients(self) -> list[tuple[Weight, Any]]:
         """The gradients that the optimizer would consume now."""
-        found = ((weight, self._source.reduced(weight)) for weight in self._written["grad_reduced"])
-        return [(weight, gradient) for weight, gradient in found if gradient is not None]
+        reduced = self._source.reduced
+        found = [(weight, reduced(weight)) for weight in self._written["grad_reduced"]]
+        return [entry for entry in found if entry[1] is not None]
 
     def current_scale(self) -> Any:
         """By what `current_gradients` are multiplied, outside of the optimizer's step; None: by nothing."""
@@ -188,10 +193,11 @@ class WeightHooks:
 
     def _read_consumed(self, updating: Collection[int] | None) -> None:
         recording = self._recording
-        present = [entry for entry in self.current_gradients() if _is_in(entry[0], updating)]
+        present = self.current_gradients()
         if updating is None:
             present = [entry for entry in present if entry[0].index not in self._consumed]
         else:
+            present = [entry for entry in present if id(entry[0].parameter) in updating]
             self._consumed.update(weight.index for weight, _ in present)
         observer, clock = recording.observer, recording.clock
         scale = self._source.scale()
@@ -241,6 +247,7 @@ class WeightHooks:
         recording = self._recording
         call_id = recording.clock.next_call_id()
         in_backward = data_type == "grad_unreduced"
+        shape, dtype, _ = recording.framework.describe(tensor)
         return recording.refs.ref(
             data_type,
             weight.name,
@@ -248,8 +255,8 @@ class WeightHooks:
             micro_step if in_backward and self.each_micro_step else None,
             call_id,
             (call_id if in_backward else weight.index,),
-            recording.framework.shape(tensor),
-            recording.framework.dtype(tensor),
+            shape,
+            dtype,
             shard=self._shards[data_type, weight.index],
         )
 
@@ -262,21 +269,18 @@ class WeightHooks:
             guard.run(self._source.attach, unfrozen, _Ready(self, guard), registrations)
 
 
-def _is_in(weight: Weight, parameters: Collection[int] | None) -> bool:
-    return parameters is None or id(weight.parameter) in parameters
-
-
 class _Ready:
     """What a gradient source calls. Hooks of parameters hold it, so it must not lead back to the parameters."""
 
     def __init__(self, hooks: WeightHooks, guard: Guarded) -> None:
         self._hooks = weakref.ref(hooks)
+        self._clock = hooks.clock
         self._guard = guard
 
     @property
     def wanted(self) -> bool:
-        hooks = self._hooks()
-        return hooks is not None and hooks.sampled and self._guard.enabled
+        # Of hooks that were taken off the guard is off.
+        return self._clock.sampled and self._guard.enabled
 
     @property
     def each_micro_step(self) -> bool:

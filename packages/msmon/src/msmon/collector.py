@@ -138,11 +138,12 @@ class Collector:
         if first := event.first_micro_step:
             counted = ((ref.counted_from(first), handle) for ref, handle in rows)
             rows = [(ref, handle) for ref, handle in counted if ref is not None]
+        refs, handles = zip(*rows, strict=True) if rows else ((), ())
         self._on_step(
             CollectedStep(
                 event=event,
-                refs=tuple(ref for ref, _ in rows),
-                handles=np.fromiter((handle for _, handle in rows), np.intp, len(rows)),
+                refs=refs,
+                handles=np.array(handles, np.intp),
                 transfer=self._buffer.transfer(),
             )
         )

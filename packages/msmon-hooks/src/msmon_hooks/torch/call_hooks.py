@@ -29,23 +29,28 @@ class _Registered(Hook):
     def __init__(self, hook: BeforeCall | AfterCall) -> None:
         super().__init__(hook.guard)
         self.hook = hook
+        self.clock = hook.clock
         self.muted = False
         """The call is watched from outside of its compiled region."""
 
 
 class _Before(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_compiling() and not self.muted and not is_apart(args, kwargs):
+        # The compiler must not look at the clock: each answer would be compiled.
+        if is_compiling() or self.muted or (self.clock is not None and not self.clock.sampled):
+            return
+        if not is_apart(args, kwargs):
             self.hook(module, args, kwargs, None)
 
 
 class _After(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if is_compiling() or self.muted or (self.clock is not None and not self.clock.sampled):
+            return
         # torch leaves the keyword arguments out where the module raised.
-        if not is_compiling() and not self.muted:
-            kwargs = rest[0] if len(rest) > 1 else {}
-            if not is_apart(args, kwargs):
-                self.hook(module, args, kwargs, rest[-1])
+        kwargs = rest[0] if len(rest) > 1 else {}
+        if not is_apart(args, kwargs):
+            self.hook(module, args, kwargs, rest[-1])
 
 
 @define(slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,8 +48,9 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         super().__init__(guard, listener)
         self.by_hand = False
         """Whether `end_by_hand` ends steps."""
+        self.own: dict[int, Callable[[], Any]] = {}
+        """By `id`, the optimizers that tell by hooks of their own."""
         self._given: list[StepCalls] = []
-        self._hooked: list[StepCalls] = []
         self._models: list[weakref.ref[Any]] = []
         self._others: dict[int, tuple[StepCalls | None, weakref.ref[Any], int]] = {}
         self._done: dict[StepCalls, bool] = {}
@@ -76,7 +77,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
             calls = StepCalls(self, one)
             calls.given = True
             self._given.append(calls)
-            self._hooked.append(calls)
+            self.own[id(one)] = calls.optimizer
             if calls.runs_hooks:
                 registrations.add(one.register_step_pre_hook(_Before(self.guard, calls)))
                 registrations.add(one.register_step_post_hook(_After(self.guard, calls)))
@@ -102,7 +103,8 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         return known[0]
 
     def _examine(self, optimizer: Any) -> StepCalls | None:
-        if any(one.optimizer() is optimizer for one in self._hooked):
+        own = self.own.get(id(optimizer))
+        if own is not None and own() is optimizer:
             return None
         calls = StepCalls(self, optimizer)
         return None if self._watched_parameters().isdisjoint(calls.parameters) else calls
@@ -139,7 +141,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def call_ends(self, calls: StepCalls, result: Any) -> None:
         """It has returned."""
-        self.running = any(one.running for one in self._given)
+        self.running = calls.running if self._given == [calls] else any(one.running for one in self._given)
         if calls.ignored or self._outer(calls) is not None or self.by_hand:
             return
         if calls.given:
@@ -166,7 +168,10 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def _outer(self, calls: StepCalls) -> StepCalls | None:
         """The given one in whose call this one runs."""
-        return next((one for one in self._given if one.running and one is not calls), None)
+        for one in self._given:
+            if one.running and one is not calls:
+                return one
+        return None
 
     def _home(self, calls: StepCalls) -> StepCalls | None:
         """The given one that has this one inside."""
@@ -256,7 +261,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def _has_stepped(self, calls: StepCalls, result: Any, *, skipped: bool) -> None:
         self._done[calls] = skipped
-        if all(one in self._done or self._all_inside_have(one) for one in self._given):
+        if self._given == [calls] or all(one in self._done or self._all_inside_have(one) for one in self._given):
             if in_backward():
                 # The backward goes on, and belongs to this step.
                 self._deferred = True

@@ -32,8 +32,16 @@ class Accumulated(Hook):
         self.on_ready = on_ready
         self.complete = complete
 
+    def __call__(self, parameter: torch.Tensor) -> None:
+        # As every hook, but asked first: most steps are not recorded.
+        if self.on_ready.wanted and self.guard.enabled:
+            try:
+                self.fire(parameter)
+            except Exception as error:
+                self.guard.fail(error)
+
     def fire(self, parameter: torch.Tensor) -> None:
-        if not self.on_ready.wanted or parameter.grad is None or is_apart((), {}):
+        if parameter.grad is None or is_apart((), {}):
             return
         if WeightPass.running:
             WeightPass.accumulated.add(id(parameter))
