@@ -119,6 +119,7 @@ def test_check_prints_what_would_be_monitored(msmon, tmp_path, monkeypatch):
         "format csv",
         "directory /data/out",
         "alerts AnomalyNan(), then AnomalyTurbulence(threshold=0.5), written to anomaly.json",
+        "kernels cpu on cpu",
     ]
 
 

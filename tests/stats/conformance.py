@@ -39,6 +39,10 @@ class Conformance:
     """Dtypes that the framework does not have."""
     sizes = SIZES + FAR_APART
     many_values = 1_000_000
+    rtol = 1e-12
+    """Of sums. Counts and extremes are exact."""
+    repeats = 0.0
+    """How far the sums of a tensor may differ by what else is read in the same call."""
 
     def make(self, values, dtype):
         """A tensor of these float64 (or complex128) values, rounded to the dtype."""
@@ -56,7 +60,8 @@ class Conformance:
         """Other arrangements of a 3-D tensor: name and tensor."""
         raise NotImplementedError
 
-    def check(self, tensor, eps=0.5, rtol=1e-12):
+    def check(self, tensor, eps=0.5, rtol=None):
+        rtol = rtol or self.rtol
         row = self.host(partial(tensor, eps, kernel=self.kernel))
         assert row.dtype == np.float64
         assert row.shape == (8,)
@@ -80,7 +85,7 @@ class Conformance:
         elif dtype in INTEGERS:
             values = np.abs(values) * 10 if dtype.startswith("u") else values * 10
         tensor = self.make(values, dtype)
-        self.check(tensor, rtol=1e-6 if dtype.startswith("complex") else 1e-12)
+        self.check(tensor, rtol=1e-6 if dtype.startswith("complex") else None)
         if dtype not in INTEGERS and "e4m3" not in dtype:
             values[0, 0, 0], values[1, 2, 3], values[2, 2, 2] = np.nan, np.inf, -np.inf
             row = self.host(partial(self.make(values, dtype), 0.5, kernel=self.kernel))
@@ -124,7 +129,8 @@ class Conformance:
             exact = self.exact(view)
             row = self.host(partial(view, 0.5, kernel=self.kernel))
             expected = reference.partials(exact, 0.5)
-            np.testing.assert_allclose(row, expected, rtol=1e-12, atol=1e-12 * np.abs(exact).sum(), err_msg=name)
+            atol = self.rtol * np.abs(exact).sum()
+            np.testing.assert_allclose(row, expected, rtol=self.rtol, atol=atol, err_msg=name)
 
     def test_nan_and_inf_anywhere(self):
         values = normal(200)
@@ -164,7 +170,7 @@ class Conformance:
             tensor = self.make(normal((100, 77), seed=3) * 5, dtype)
             found = summarize(tensor, OPS, 0.5, kernel=self.kernel)
             expected = reference.statistics(self.exact(tensor), 0.5)
-            assert found == pytest.approx(expected, rel=1e-9)
+            assert found == pytest.approx(expected, rel=max(1e-9, self.rtol))
 
     def test_squares_beyond_single_and_half_precision(self):
         for dtype, size in (("float32", 1e30), ("float32", 1e-30), ("float16", 60000.0), ("bfloat16", 1e30)):
@@ -220,10 +226,11 @@ class Conformance:
                     first = merge(merged[0], rows[2 * half])
                     merged[0] = first
                 rows = merged
-            np.testing.assert_allclose(self.host(rows[0]), whole, rtol=1e-12)
+            np.testing.assert_allclose(self.host(rows[0]), whole, rtol=self.rtol)
 
     def test_std_far_from_zero(self):
-        tensor = self.make(1e4 + normal(self.many_values, seed=6, scale=1.0), "float64")
+        dtype = "float32" if "float64" in self.missing else "float64"
+        tensor = self.make(1e4 + normal(self.many_values, seed=6, scale=1.0), dtype)
         exact = self.exact(tensor)
         assert abs(exact.mean() / exact.std()) > 9.9e3
         found = summarize(tensor, ["std"], kernel=self.kernel)["std"]
@@ -240,7 +247,8 @@ class Conformance:
         rows = self.host(partial_many(tensors, 0.5, kernel=self.kernel))
         assert rows.shape == (len(tensors), 8)
         for row, tensor in zip(rows, tensors, strict=True):
-            np.testing.assert_array_equal(row, self.host(partial(tensor, 0.5, kernel=self.kernel)))
+            alone = self.host(partial(tensor, 0.5, kernel=self.kernel))
+            np.testing.assert_allclose(row, alone, rtol=self.repeats)
 
     def test_a_row_to_write_into(self):
         tensor = self.make(np.array([3.0, -4.0]), "float32")
@@ -277,5 +285,5 @@ class Conformance:
 
     def test_an_unknown_kernel(self):
         tensor = self.make(np.zeros(2), "float32")
-        with pytest.raises(ValueError, match="kernel is 'fastest'; allowed: operators, cpu, triton"):
+        with pytest.raises(ValueError, match="kernel is 'fastest'; allowed: operators, cpu, triton, float32"):
             partial(tensor, kernel="fastest")

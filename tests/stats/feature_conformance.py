@@ -22,6 +22,9 @@ def entropy(weights):
 class FeatureConformance:
     """Inherit, and say how a tensor is made and read."""
 
+    rtol = 1e-12
+    """Of what is counted."""
+
     def make(self, array):
         raise NotImplementedError
 
@@ -39,7 +42,7 @@ class FeatureConformance:
         expected = (np.mean(np.sign(g) * np.sign(m), dtype=np.float64) + 1) / 2
         found = self.host(msmon_stats.sign_agreement(self.make(g), self.make(m)))
         assert found.shape == ()
-        assert found == pytest.approx(expected, rel=1e-12)
+        assert found == pytest.approx(expected, rel=self.rtol)
         small = self.make(np.full(100, 1e-30, dtype=np.float32))
         assert self.host(msmon_stats.sign_agreement(small, small)) == 1.0
         assert self.host(msmon_stats.sign_agreement(small, self.make(np.full(100, -1e-30, dtype=np.float32)))) == 0.0

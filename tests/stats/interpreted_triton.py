@@ -14,6 +14,14 @@ class TestTriton(TensorConformance):
     many_values = 60_000
 
 
+class TestTritonFloat32(TensorConformance):
+    kernel = "float32"
+    rtol = 1e-6
+    repeats = 1e-15
+    sizes = (*SIZES[::3], 2**16 + 1)
+    many_values = 60_000
+
+
 def test_a_tensor_of_more_pieces_than_are_merged_at_once():
     from msmon_stats.torch import triton_kernels
 
@@ -27,3 +35,9 @@ def test_a_tensor_of_more_pieces_than_are_merged_at_once():
     from msmon_stats import partial_many
 
     torch.testing.assert_close(out, partial_many([values, values[:70_000]], 0.5, kernel="cpu"), rtol=1e-12, atol=1e-8)
+
+
+def test_the_kernel_in_float32_works():
+    from msmon_stats.torch import triton_rows
+
+    assert triton_rows.works("cpu")

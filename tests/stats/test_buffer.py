@@ -8,11 +8,10 @@ import torch
 
 from msmon_stats import numpy as array_backend
 from msmon_stats import partial
-from msmon_stats.torch import PartialBuffer
-from msmon_stats.torch import buffer as torch_buffer
+from msmon_stats.torch import PartialBuffer, float64_rows
 
 
-@pytest.fixture(params=["cpu", "operators"])
+@pytest.fixture(params=["cpu", "operators", "float32"])
 def buffer(request):
     return PartialBuffer(kernel=request.param)
 
@@ -53,20 +52,16 @@ def test_more_rows_than_a_page(buffer):
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_rows_for_which_there_is_no_memory_leave_the_others_alone(buffer, monkeypatch, failing):
     allocations = []
-    make = torch_buffer._allocator
+    allocate = float64_rows._host_page
 
-    def allocator(device):
-        allocate = make(device)
+    def or_fail(rows):
+        allocations.append(rows)
+        if len(allocations) == failing:
+            raise MemoryError
+        return allocate(rows)
 
-        def or_fail(rows):
-            allocations.append(rows)
-            if len(allocations) == failing:
-                raise MemoryError
-            return allocate(rows)
-
-        return or_fail
-
-    monkeypatch.setattr(torch_buffer, "_allocator", allocator)
+    monkeypatch.setattr(float64_rows, "_host_page", or_fail)
+    buffer = PartialBuffer(kernel=buffer._host_rows._kernel)
     known = {}
     for i in range(500):
         try:

@@ -19,7 +19,7 @@ def operator_calls(monkeypatch):
 
 
 def test_the_fastest_one_is_the_default(operator_calls):
-    assert KERNELS == ("operators", "cpu", "triton")
+    assert KERNELS == ("operators", "cpu", "triton", "float32")
     partial(torch.ones(3))
     PartialBuffer().measure([torch.ones(3)], 1e-8)
     assert operator_calls == []
@@ -38,7 +38,7 @@ def test_forced_by_the_environment(operator_calls, monkeypatch):
     partial(torch.ones(3), kernel="cpu")
     assert len(operator_calls) == 2
     monkeypatch.setenv("MSMON_KERNEL", "gpu")
-    with pytest.raises(ValueError, match=r"\$MSMON_KERNEL is 'gpu'; allowed: operators, cpu, triton"):
+    with pytest.raises(ValueError, match=r"\$MSMON_KERNEL is 'gpu'; allowed: operators, cpu, triton, float32"):
         partial(torch.ones(3))
     monkeypatch.setenv("MSMON_KERNEL", "")
     partial(torch.ones(3))
@@ -52,10 +52,11 @@ def test_a_kernel_that_cannot_read_the_values():
 @pytest.fixture
 def _forgotten():
     """Choose anew, and forget the choice afterwards."""
-    for cached in (choice.has_cpu_kernel, choice.has_triton, partials.usable_kernels):
+    known = (choice.has_cpu_kernel, choice.has_triton, partials.usable_kernels, partials.runs_triton)
+    for cached in known:
         cached.cache_clear()
     yield
-    for cached in (choice.has_cpu_kernel, choice.has_triton, partials.usable_kernels):
+    for cached in known:
         cached.cache_clear()
 
 
@@ -90,7 +91,8 @@ def test_kernels_that_do_not_compile_are_replaced_and_reported(monkeypatch, oper
 def test_triton_that_does_not_work_is_replaced_and_reported(monkeypatch, caplog):
     # There is no GPU: making a tensor on it fails, as a missing compiler would.
     monkeypatch.setattr(partials, "has_triton", lambda: True)
-    assert partials.usable_kernels("cuda") == ("operators",)
+    monkeypatch.setattr(partials, "has_float64", lambda kind: True)
+    assert partials.usable_kernels("cuda") == ("float32", "operators")
     assert "the Triton kernels do not work here" in caplog.text
 
 

@@ -65,7 +65,8 @@ class TensorConformance(Conformance):
         negative = torch.sparse_coo_tensor([[1]], [-3.0], (4,), check_invariants=True)
         for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc(), twice, negative):
             row = partial(sparse, kernel=self.kernel)
-            torch.testing.assert_close(row, partial(sparse.to_dense(), kernel=self.kernel), rtol=1e-12, atol=0)
+            dense_row = partial(sparse.to_dense(), kernel=self.kernel)
+            torch.testing.assert_close(row, dense_row, rtol=self.rtol, atol=10 * self.rtol)
         assert partial(twice, kernel=self.kernel).tolist() == [10, 0, 0, 8, -3, 3, 0, 18]
 
     def test_negative_and_conjugate_views(self):
@@ -113,6 +114,12 @@ class TestTorchOperators(TensorConformance):
     kernel = "operators"
 
 
+class TestTorchFloat32(TensorConformance):
+    kernel = "float32"
+    rtol = 1e-6
+    repeats = 1e-15
+
+
 class TestTorchCompiled(TensorConformance):
     kernel = "cpu"
 
@@ -154,7 +161,7 @@ def test_64_million_values():
         wide = chunk.double()
         exact_sum += wide.sum().item()
         exact_squares += wide.square().sum().item()
-    for kernel in ("cpu", "operators"):
+    for kernel in ("cpu", "operators", "float32"):
         found = summarize(values, ["mean", "norm", "min", "max"], kernel=kernel)
         assert found["mean"] == pytest.approx(exact_sum / len(values), rel=1e-6)
         assert found["norm"] == pytest.approx(exact_squares**0.5, rel=1e-6)

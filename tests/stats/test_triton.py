@@ -33,7 +33,7 @@ def test_kernels_compile_for_gpus(gpu, tmp_path, monkeypatch):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from msmon_stats.torch import triton_kernels
+    from msmon_stats.torch import triton_kernels, triton_rows
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     rows = {"eps": "*fp64", "rows": "*fp64", "BLOCK": "constexpr", "NARROW": "constexpr"}
@@ -49,7 +49,7 @@ def test_kernels_compile_for_gpus(gpu, tmp_path, monkeypatch):
         ASTSource(
             fn=triton_kernels._many_tensors,
             signature={"table": "*i64", "DTYPE": "constexpr", **rows},
-            constexprs={"DTYPE": triton_kernels._TYPES["float32"], "BLOCK": triton_kernels._BLOCK, "NARROW": True},
+            constexprs={"DTYPE": triton_kernels.TYPES["float32"], "BLOCK": triton_kernels._BLOCK, "NARROW": True},
         ),
         ASTSource(
             fn=triton_kernels._merge,
@@ -57,6 +57,36 @@ def test_kernels_compile_for_gpus(gpu, tmp_path, monkeypatch):
             constexprs={"BLOCK": 128},
         ),
     ]
+    rows = {"limit": "*fp32", "numbers": "*fp32", "count": "i32", "ROW": "constexpr"}
+    sources += [
+        ASTSource(
+            fn=triton_rows._one_tensor,
+            signature={"pointer": pointer, "size": "i64", **rows},
+            constexprs={"ROW": triton_rows.ROW},
+        )
+        for pointer in ("*bf16", "*fp32")
+    ]
+    sources.append(
+        ASTSource(
+            fn=triton_rows._many_tensors,
+            signature={"table": "*i64", "DTYPE": "constexpr", **rows},
+            constexprs={"DTYPE": triton_kernels.TYPES["bfloat16"], "ROW": triton_rows.ROW},
+        )
+    )
     for source in sources:
         compiled = triton.compile(source, target=GPUTarget(*gpu))
         assert compiled.asm["cubin" if gpu[0] == "cuda" else "hsaco"]
+        if source.fn.fn.__module__ == triton_rows.__name__:
+            assert "f64" not in compiled.asm["ttir"]
+
+
+@pytest.mark.parametrize(("slow", "first"), [(False, "triton"), (True, "float32")])
+def test_a_device_that_is_slow_in_float64_gets_float32(slow, first, monkeypatch):
+    from msmon_stats.torch import partials
+
+    for name in ("has_float64", "runs_triton", "_triton_works"):
+        monkeypatch.setattr(partials, name, lambda kind: True)
+    monkeypatch.setattr(partials, "_is_slow_in_float64", lambda kind: slow)
+    kernels = partials.usable_kernels.__wrapped__("cuda")
+    assert kernels[0] == first
+    assert sorted(kernels) == ["float32", "operators", "triton"]

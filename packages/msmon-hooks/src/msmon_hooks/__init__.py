@@ -5,7 +5,7 @@ here knows neither.
 """
 
 from msmon_hooks.clock import Clock, Schedule
-from msmon_hooks.coverage import Coverage
+from msmon_hooks.coverage import CAPTURED, Coverage
 from msmon_hooks.data_types import ADAM_HISTOGRAM, DATA_TYPES, PHASES, DataType
 from msmon_hooks.events import Observer, Shard, StepEnd, TensorRef
 from msmon_hooks.guard import Guarded
@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ADAM_HISTOGRAM",
+    "CAPTURED",
     "DATA_TYPES",
     "PHASES",
     "Clock",

@@ -12,6 +12,8 @@ from attrs import field, frozen
 from attrs.validators import in_
 
 NOT_FIRED = "hook did not fire"
+CAPTURED = "inside a captured graph"
+"""What runs again without the hooks."""
 
 FROZEN = "frozen"
 NOT_KEPT = "not kept by the optimizer"

@@ -103,6 +103,9 @@ class Framework(Protocol):
     def in_weight_pass(self) -> bool:
         """Whether a backward runs that goes over parts of the graph again, for the gradients of weights alone."""
 
+    def is_capturing(self) -> bool:
+        """Whether operators that run now are captured into a graph of a device. Nothing may be computed meanwhile."""
+
     def backward_number(self) -> int:
         """A number that all that is called by one backward has in common, and that differs from one to the next."""
 

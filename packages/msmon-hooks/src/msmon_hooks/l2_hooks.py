@@ -12,7 +12,7 @@ from attrs import define
 
 from msmon_hooks.attention_calls import attention_functions, given_queries_and_keys, queries_and_keys, will_do
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
-from msmon_hooks.coverage import NOT_FIRED
+from msmon_hooks.coverage import CAPTURED, NOT_FIRED
 from msmon_hooks.guard import logger
 from msmon_hooks.interception import intercept
 from msmon_hooks.l2_features import has_linear_weight, l2_name
@@ -185,6 +185,8 @@ class L2Hooks:
 
     def of_router(self, use: _Use, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, scored: Any) -> None:
         """A router has returned; `scored`: what the layer inside has given it."""
+        if self._is_captured(use):
+            return
         try:
             logits = logits_of(use.module, args, kwargs, output, scored, self.framework)
         except ValueError as error:
@@ -205,6 +207,8 @@ class L2Hooks:
         self._compute(use, micro_step, use.row_name(self.clock.step, micro_step), *tensors[:needed], **options)
 
     def _compute(self, use: _Use, micro_step: int | None, name: str, *tensors: Any, **options: Any) -> None:
+        if self._is_captured(use):
+            return
         try:
             numbers = use.compute(*tensors, **options)
         except Exception as error:  # of these tensors; those of the next module may be of another kind
@@ -217,6 +221,12 @@ class L2Hooks:
         ref = self._recording.refs.ref(use.kind, name, use.vpp_stage, micro_step, number, order, shape, dtype)
         observer = self._recording.observer
         observer.record([ref], [observer.put(numbers.reshape(-1))])
+
+    def _is_captured(self, use: _Use) -> bool:
+        captured = self.framework.is_capturing()
+        if captured:
+            self._coverage.explain(use.kind, l2_name(use.kind, use.name), CAPTURED, stage=use.vpp_stage)
+        return captured
 
     def _refuse(self, use: _Use, reason: str) -> None:
         use.enabled = False

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msmon_hooks.adam import AdamSettings
-from msmon_hooks.coverage import FROZEN, NOT_KEPT
+from msmon_hooks.coverage import CAPTURED, FROZEN, NOT_KEPT
 from msmon_hooks.data_types import ADAM_HISTOGRAM
 from msmon_hooks.events import TensorRef
 from msmon_hooks.gradients import GradientSource
@@ -62,12 +62,12 @@ class MomentumHooks:
 
     def step_begins(self, updating: Collection[int] | None) -> None:
         """The moments are those of the last update. `updating`: see `msmon_hooks.weights.WeightHooks.step_begins`."""
-        if self._recording.clock.sampled and self._adam_histograms is not None:
+        if self._adam_histograms is not None and self._reads(ADAM_HISTOGRAM):
             self._histograms.run(self._read_histograms, self._adam_histograms, updating)
 
     def gradients_ready(self, updating: Collection[int] | None) -> None:
         """The gradients are those of the coming update."""
-        if self._recording.clock.sampled and self._sign_agreement is not None:
+        if self._sign_agreement is not None and self._reads(DIRECTION):
             self._directions.run(self._read_directions, self._sign_agreement, updating)
 
     def step_ends(self) -> None:
@@ -76,6 +76,15 @@ class MomentumHooks:
         self._updated |= self._consumed
         self._consumed.clear()
         self._begun.clear()
+
+    def _reads(self, data_type: str) -> bool:
+        recording = self._recording
+        if recording.clock.sampled and recording.framework.is_capturing():
+            for weight in self.weights:
+                if weight.parameter.requires_grad:
+                    recording.coverage.explain(data_type, weight.name, CAPTURED, stage=weight.vpp_stage)
+            return False
+        return recording.clock.sampled
 
     def _read_directions(self, sign_agreement: Callable[[Any, Any], Any], updating: Collection[int] | None) -> None:
         refs, numbers = [], []

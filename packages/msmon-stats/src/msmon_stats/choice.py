@@ -9,9 +9,10 @@ from functools import cache
 
 _log = logging.getLogger("msmon_stats")
 
-KERNELS = ("operators", "cpu", "triton")
-"""`operators`: the framework's own operators (numpy's for arrays), everywhere. `cpu`: compiled code for values in
-the memory of the host (extra `cpu`). `triton`: for torch tensors on a GPU, where Triton is installed."""
+KERNELS = ("operators", "cpu", "triton", "float32")
+"""`operators`: the framework's own operators (numpy's for arrays) in float64. `cpu`: compiled code for values in
+the memory of the host (extra `cpu`). `triton`: for torch tensors on a GPU, where Triton is installed. `float32`:
+torch's operators in float32, many tensors in each, for devices without a kernel."""
 
 KERNEL_DTYPES = frozenset(
     (
@@ -37,16 +38,27 @@ def choose(kernel: str | None, usable: tuple[str, ...]) -> str:
     Raises:
         ValueError: the wish (the argument or the variable) names no kernel, or one that cannot read these values.
     """
-    source = "kernel"
-    if kernel is None:
-        kernel, source = os.environ.get(VARIABLE) or None, f"${VARIABLE}"
+    source = "kernel" if kernel is not None else f"${VARIABLE}"
+    kernel = wish(kernel)
     if kernel is None:
         return usable[0]
-    if kernel not in KERNELS:
-        raise ValueError(f"{source} is {kernel!r}; allowed: {', '.join(KERNELS)}")
     if kernel not in usable:
         hint = "" if kernel != "cpu" or has_cpu_kernel() else "; pip install 'msmon-stats[cpu]' brings it"
         raise ValueError(f"{source} is {kernel!r}, which cannot be used here; allowed: {', '.join(usable)}{hint}")
+    return kernel
+
+
+def wish(kernel: str | None) -> str | None:
+    """The kernel that the caller wants, or `$MSMON_KERNEL`; None where neither is given.
+
+    Raises:
+        ValueError: it names no kernel.
+    """
+    source = "kernel"
+    if kernel is None:
+        kernel, source = os.environ.get(VARIABLE) or None, f"${VARIABLE}"
+    if kernel is not None and kernel not in KERNELS:
+        raise ValueError(f"{source} is {kernel!r}; allowed: {', '.join(KERNELS)}")
     return kernel
 
 

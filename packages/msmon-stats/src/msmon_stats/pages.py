@@ -1,4 +1,4 @@
-"""Rows of partials that are handed out while a step runs and never move."""
+"""Memory that is handed out while a step runs and never moves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LEAST = 64
 
 
 class Pages:
-    """Float64 rows `[n, 8]` on one device, in pages that grow with the need.
+    """Rows on one device, in pages that grow with the need.
 
     A page never moves, so rows may be filled later, by another thread or by work that the device has yet to do.
     """
@@ -23,13 +23,11 @@ class Pages:
         self._next_capacity = max(_LEAST, expected)
         self._pages: list[Any] = []
         self._capacity = self._used = self._address = 0
-        self._taken: list[tuple[int, int]] = []
+        self.count = 0
+        """How many rows were handed out. The next one has this number among all."""
 
-    def take(self, count: int, first_handle: int) -> tuple[Any, int, int]:
-        """The page, the first row in it, and the address of the page, for `count` new rows.
-
-        Their handles count up from `first_handle`.
-        """
+    def take(self, count: int) -> tuple[Any, int, int]:
+        """The page, the first row in it, and the address of the page, for `count` new rows."""
         start = self._used
         if start + count > self._capacity:
             capacity = max(count, self._next_capacity)
@@ -41,18 +39,9 @@ class Pages:
             self._capacity, self._next_capacity = capacity, 2 * capacity
             start = 0
         self._used = start + count
-        self._taken.append((first_handle, count))
+        self.count += count
         return self._pages[-1], start, self._address
-
-    @property
-    def count(self) -> int:
-        """How many rows were handed out."""
-        return sum(count for _, count in self._taken)
-
-    def handles(self) -> list[int]:
-        """The handle of each row, in order."""
-        return [handle for first, count in self._taken for handle in range(first, first + count)]
 
     def filled(self) -> list[Any]:
         """The pages, each as far as it was handed out."""
-        return [*self._pages[:-1], self._pages[-1][: self._used]]
+        return [*self._pages[:-1], self._pages[-1][: self._used]] if self._pages else []

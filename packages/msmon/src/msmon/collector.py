@@ -10,10 +10,10 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from msmon_hooks import Coverage, StepEnd, TensorRef
+from msmon_hooks import CAPTURED, Coverage, StepEnd, TensorRef
 from msmon_stats import unsupported_reason
 
-_FIRST_REASON = -3
+_FIRST_REASON = -2
 """Handles from here downwards stand for reasons why a tensor cannot be measured."""
 _REASONS = 64
 """More of them are not told apart: a wrapper's messages may all be different."""
@@ -34,6 +34,12 @@ class Buffer(Protocol):
 
     def put(self, values: Any) -> int:
         """Let other numbers ride in the same transfer, 8 in a row; the first row's handle."""
+
+    def is_capturing(self) -> bool:
+        """Whether what is launched now is captured into a graph, not run."""
+
+    def discard(self) -> None:
+        """Empty the buffer; nothing is launched."""
 
     def transfer(self) -> Transfer:
         """Begin the copy to the host and empty the buffer."""
@@ -81,20 +87,24 @@ class Collector:
 
     def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
         """One handle per tensor; see `msmon_hooks.Observer`."""
+        if self._buffer.is_capturing():
+            return [self._handle_of(CAPTURED)] * len(tensors)
         handles = self._buffer.measure(tensors, self.eps, scale)
-        if -1 in handles:
-            return [self._reason(one) if at == -1 else at for one, at in zip(tensors, handles, strict=True)]
-        return handles
+        if -1 not in handles:
+            return handles
+        return [
+            self._handle_of(unsupported_reason(one)) if at == -1 else at
+            for one, at in zip(tensors, handles, strict=True)
+        ]
 
-    def _reason(self, tensor: Any) -> int:
-        reason = unsupported_reason(tensor)
+    def _handle_of(self, reason: str | None) -> int:
         if reason is None or (reason not in self._refused and len(self._refused) == _REASONS):
             return -1
         return self._refused.setdefault(reason, _FIRST_REASON - len(self._refused))
 
     def put(self, values: Any) -> int:
         """Handle of numbers that were computed elsewhere; see `msmon_hooks.Observer`."""
-        return self._buffer.put(values)
+        return self._handle_of(CAPTURED) if self._buffer.is_capturing() else self._buffer.put(values)
 
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
         """Name what was measured; a later row of the same tensor replaces an earlier one."""
@@ -127,11 +137,18 @@ class Collector:
         """Forget the step in flight; see `msmon_hooks.Observer`."""
         with self._lock:
             self._rows, self._joined = {}, []
-            self._buffer.transfer()
+            if self._buffer.is_capturing():
+                self._buffer.discard()
+            else:
+                self._buffer.transfer()
 
     def step_end(self, event: StepEnd) -> None:
         """Hand over a sampled step."""
         if not event.sampled:
+            return
+        if self._buffer.is_capturing():
+            # Nothing has run, and nothing may be copied.
+            self.discard()
             return
         with self._lock:
             rows, self._rows, self._joined = [*self._rows.values(), *self._joined], {}, []

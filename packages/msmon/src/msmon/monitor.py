@@ -119,6 +119,9 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
     def _find_world_size(self) -> int:
         """How many processes train."""
 
+    def _expect(self, models: Sequence[Any]) -> None:
+        """Tensors of these models will be measured: what that takes need not wait for the first step."""
+
     @abstractmethod
     def _is_model(self, model: Any) -> bool:
         """Whether the hooks know how to read it."""
@@ -189,6 +192,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         tp_group: Any,
         start_iteration: int,
     ) -> None:
+        self._expect(models)
         # Another training: its anomalies join those of the one before, but no rule compares the two.
         self._alert_history.rules = None
         self._starting, self._switching = Guarded("the model"), Guarded("start and stop")

@@ -134,6 +134,10 @@ class MindSporeFramework:
     def backward_number(self) -> int:
         return 0
 
+    def is_capturing(self) -> bool:
+        # Its graphs run no Python.
+        return False
+
     def segment_number(self) -> int:
         return 0
 

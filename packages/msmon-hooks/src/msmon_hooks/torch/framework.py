@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from msmon_hooks.coverage import CAPTURED
 from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Removable
 from msmon_hooks.torch.backward import backward_number, in_backward, segment_number
@@ -69,6 +71,18 @@ class TorchFramework:
         with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
             return nn.functional.linear(inputs.float(), weight.float(), None if bias is None else bias.float())
 
+    def is_capturing(self) -> bool:
+        return any(ask() for ask in self._captures)
+
+    @cached_property
+    def _captures(self) -> list[Callable[[], bool]]:
+        # Asked for the first time in a step; by then backends of third parties are loaded.
+        accelerators = ("cuda", torch._C._get_privateuse1_backend_name(), "xpu")
+        modules = (getattr(torch, name, None) for name in accelerators)
+        present = [module for module in modules if module is not None and module.is_available()]
+        asks = (getattr(module, "is_current_stream_capturing", None) for module in present)
+        return [ask for ask in asks if ask is not None]
+
     def is_leaf(self, tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
 
@@ -98,11 +112,17 @@ class TorchFramework:
         return found
 
     def unseen(self, modules: Iterable[nn.Module]) -> dict[int, str]:
-        inside: set[int] = set()
+        found: dict[int, str] = {}
         for module in modules:
             if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-                inside.update(id(one) for one in module.modules() if one is not module)
-        return dict.fromkeys(inside, "inside a region compiled by torch.compile")
+                reason = "inside a region compiled by torch.compile"
+            elif getattr(vars(module).get("forward"), "__module__", None) == "torch.cuda.graphs":
+                # What `make_graphed_callables` has put there replays a graph.
+                reason = CAPTURED
+            else:
+                continue
+            found.update((id(one), reason) for one in module.modules() if one is not module)
+        return found
 
     def runs_compiled(self) -> bool:
         # Any function may have been compiled; the compiler counts what it looked at.

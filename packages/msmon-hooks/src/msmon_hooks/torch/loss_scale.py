@@ -121,13 +121,19 @@ class LossScale:
 def _copy_to_host(number: torch.Tensor) -> Callable[[], float]:
     """Begin the copy; what is returned waits until it is there."""
     backend = getattr(torch, number.device.type)
+    if not hasattr(backend, "Event"):
+        # Nothing says when a copy in the background is over; and the scaler will write another number there.
+        number = number.clone()
+        return lambda: float(number)
     with backend.device(number.device):
         copy = number.to("cpu", non_blocking=True)
         done = backend.Event()
         done.record()
 
     def wait() -> float:
-        done.synchronize()
+        # A thread of autograd waits, which may work for another device.
+        with backend.device(number.device):
+            done.synchronize()
         return float(copy)
 
     return wait

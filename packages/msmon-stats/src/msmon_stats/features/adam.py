@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def adam_histograms(
     betas: tuple[Any, Any],
     eps: float = 1e-8,
 ) -> Any:
-    """Histograms of Adam's update and ratio, see `adam_update`; float64 `[2, len(edges) + 4]`.
+    """Histograms of Adam's update and ratio, see `adam_update`; `[2, len(edges) + 4]`.
 
     Each row as `histogram` gives it. The memory it takes does not grow with the moments.
 
@@ -65,7 +66,7 @@ def adam_histograms(
     exp_avg, exp_avg_sq = xp.real(exp_avg), xp.real(exp_avg_sq)
     with xp.quiet(exp_avg):
         corrections = _corrections(xp, step, betas)
-        total = xp.constant((0.0,) * (2 * (len(edges) + 4)), exp_avg).reshape(2, -1)
+        total = xp.whole(xp.constant((0.0,) * (2 * (len(edges) + 4)), exp_avg)).reshape(2, -1)
         for m, v in xp.chunks(exp_avg, exp_avg_sq):
             total = total + xp.stack([count(xp, part, edges) for part in _update(xp, m, v, corrections, eps)])
         return total
@@ -73,9 +74,18 @@ def adam_histograms(
 
 def _corrections(xp: Math, step: Any, betas: tuple[Any, Any]) -> tuple[Any, Any]:
     """The factors that undo the bias of moments that began at 0."""
-    if not isinstance(step, (int, float)):
-        step = xp.wide(xp.real(step))
-    return 1.0 - betas[0] ** step, 1.0 - betas[1] ** step
+    if isinstance(step, (int, float)):
+        return 1.0 - betas[0] ** step, 1.0 - betas[1] ** step
+    step = xp.wide(xp.real(step))
+    # 1 - beta ** step, which loses digits where beta is near to 1 and there is no float64.
+    first, second = (-xp.expm1(step * _log(xp, beta)) for beta in betas)
+    return first, second
+
+
+def _log(xp: Math, beta: Any) -> Any:
+    if isinstance(beta, (int, float)):
+        return math.log(beta) if beta > 0 else -math.inf
+    return xp.log(xp.wide(xp.real(beta)))
 
 
 def _update(xp: Math, m: Any, v: Any, corrections: tuple[Any, Any], eps: float) -> tuple[Any, Any]:

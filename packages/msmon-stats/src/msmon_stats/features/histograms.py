@@ -20,9 +20,9 @@ def histogram(tensor: Any, edges: Sequence[float]) -> Any:
             holds its upper edge too.
 
     Returns:
-        float64 `[len(edges) + 4]` on the tensor's device: the finite values below the first edge, the
-        `len(edges) - 1` bins, the finite values above the last edge, NaN, -Inf, +Inf. The sum is the number of
-        elements. Histograms of parts add up.
+        float64 `[len(edges) + 4]` on the tensor's device (int32, where that has no float64): the finite values below
+        the first edge, the `len(edges) - 1` bins, the finite values above the last edge, NaN, -Inf, +Inf. The sum is
+        the number of elements. Histograms of parts add up.
 
     Raises:
         ValueError: edges that are fewer than two, not finite or not ascending.
@@ -35,7 +35,7 @@ def histogram(tensor: Any, edges: Sequence[float]) -> Any:
     edges = check_edges(edges)
     tensor = xp.real(tensor)
     with xp.quiet(tensor):
-        total = xp.constant((0.0,) * (len(edges) + 4), tensor)
+        total = xp.whole(xp.constant((0.0,) * (len(edges) + 4), tensor))
         for (part,) in xp.chunks(tensor):
             total = total + count(xp, part, edges)
         return total
@@ -54,9 +54,10 @@ def count(xp: Math, values: Any, edges: tuple[float, ...]) -> Any:
     """The counts of one flat piece."""
     wide = xp.wide(values)
     bins = len(edges)
-    index = xp.searchsorted(xp.constant(edges, wide), wide)
+    # The last bin ends behind its upper edge.
+    ends = (*edges[:-1], math.nextafter(edges[-1], math.inf))
+    index = xp.searchsorted(xp.constant(ends, wide), wide)
     for mask, slot in (
-        (wide == edges[-1], bins - 1),
         (xp.isnan(wide), bins + 1),
         (wide == -math.inf, bins + 2),
         (wide == math.inf, bins + 3),

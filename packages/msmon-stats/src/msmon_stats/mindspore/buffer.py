@@ -73,6 +73,14 @@ class PartialBuffer:
             flat = ops.concat((flat, mint.zeros((free,), dtype=flat.dtype)))
         return self._append(flat.reshape(count, WIDTH), count)[0]
 
+    def is_capturing(self) -> bool:
+        """Never: graphs of MindSpore run no Python."""
+        return False
+
+    def discard(self) -> None:
+        """Forget the rows so far and start again at handle 0."""
+        self.transfer()
+
     def transfer(self) -> Transfer:
         """Hand over the rows of this step and start again at handle 0."""
         with self._lock:

@@ -2,7 +2,17 @@
 
 from msmon_stats.torch.buffer import PartialBuffer, Transfer
 from msmon_stats.torch.math import MATH
-from msmon_stats.torch.partials import merge, partial, partial_many, to_host
+from msmon_stats.torch.partials import chosen_kernels, merge, partial, partial_many, to_host
 from msmon_stats.torch.values import unsupported_reason
 
-__all__ = ["MATH", "PartialBuffer", "Transfer", "merge", "partial", "partial_many", "to_host", "unsupported_reason"]
+__all__ = [
+    "MATH",
+    "PartialBuffer",
+    "Transfer",
+    "chosen_kernels",
+    "merge",
+    "partial",
+    "partial_many",
+    "to_host",
+    "unsupported_reason",
+]

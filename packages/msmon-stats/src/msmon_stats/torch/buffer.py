@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from msmon_stats.choice import choose
-from msmon_stats.fields import MIN, SUMSQ, WIDTH
-from msmon_stats.pages import Pages
-from msmon_stats.rows import Matrix, unscale
-from msmon_stats.torch.partials import number, usable_kernels, write_rows
+from msmon_stats.fields import DEFAULT_EPS, WIDTH
+from msmon_stats.rows import Matrix
+from msmon_stats.torch.devices import is_capturing
+from msmon_stats.torch.float32_rows import Float32Rows
+from msmon_stats.torch.float64_rows import DeviceRows, Float64Copy, HostRows
+from msmon_stats.torch.partials import chosen_kernel
 from msmon_stats.torch.values import address_of, local, plain, unsupported_reason
 
-_HOST = torch.device("cpu")
+
+class _Copy(Protocol):
+    def write(self, result: Matrix) -> None:
+        """Wait for the copy, and write the rows into float64 `[n, 8]`, each to its handle."""
 
 
 class Transfer:
     """The copies to the host of one step's rows, under way."""
 
-    def __init__(self, copies: list[tuple[list[int], Callable[[], Matrix]]]) -> None:
+    def __init__(self, count: int, copies: Sequence[_Copy]) -> None:
+        self._count = count
         self._copies = copies
 
     def matrix(self) -> Matrix:
         """Wait for the copies: float64 `[n, 8]` on the host; the row index is the handle."""
-        if len(self._copies) == 1:
-            return self._copies[0][1]()
-        result = np.zeros((sum(len(handles) for handles, _ in self._copies), WIDTH))
-        for handles, wait in self._copies:
-            result[handles] = wait()
+        if len(self._copies) == 1 and isinstance(self._copies[0], Float64Copy):
+            return self._copies[0].rows()
+        result = np.zeros((self._count, WIDTH))
+        for copy in self._copies:
+            copy.write(result)
         return result
 
 
@@ -50,19 +55,29 @@ class PartialBuffer:
     """
 
     def __init__(self, *, kernel: str | None = None) -> None:
-        """`kernel` forces an implementation, see `msmon_stats.partial`; the choice is made once, here."""
+        """`kernel` forces an implementation, see `msmon_stats.partial`, on the devices that have it."""
         self._kernel = kernel
         self._lock = threading.Lock()
-        self._pages: dict[torch.device, Pages] = {}
         self._count = 0
-        self._expected: dict[torch.device, int] = {}
-        self._kernels: dict[str, str] = {}
-        self._compiled = self._kernel_for("cpu") == "cpu"
+        self._host_rows = HostRows(chosen_kernel(kernel, "cpu"))
+        self._rows: dict[torch.device, Any] = {torch.device("cpu"): self._host_rows}
+        self._compiled = chosen_kernel(kernel, "cpu") == "cpu"
         if self._compiled:
             from msmon_stats import cpu
             from msmon_stats.torch import host
 
             self._host, self._cpu = host, cpu
+
+    def prepare(self, device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
+        """Choose and compile what reads tensors of a device and these dtypes, and allocate what lasts longer than a
+        step: so none of it is done in a training step. Waits for the device.
+        """
+        if device.type not in ("cpu", "meta"):
+            examples = [torch.zeros(1, device=device).to(dtype) for dtype in dtypes]
+            for example in examples:
+                self.measure([example], DEFAULT_EPS)
+                self.measure([example, example], DEFAULT_EPS)
+            self.transfer().matrix()
 
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
         """Compute the partials of tensors.
@@ -91,7 +106,7 @@ class PartialBuffer:
             if dtype is None or data is None:
                 return None
             with self._lock:
-                page, start, address, handle = self._take(_HOST, 1)
+                (page, start, address), handle = self._reserve(self._host_rows, 1)
             address += start * self._host.ROW_BYTES
             self._cpu.run_one(dtype, data, tensor.numel(), eps, address, (tensor, page))
             return [handle]
@@ -100,7 +115,7 @@ class PartialBuffer:
             return None
         dtype, addresses, sizes = found
         with self._lock:
-            page, start, address, first = self._take(_HOST, len(tensors))
+            (page, start, address), first = self._reserve(self._host_rows, len(tensors))
         self._cpu.run_many(dtype, addresses, sizes, eps, address + start * self._host.ROW_BYTES, (tensors, page))
         return list(range(first, first + len(tensors)))
 
@@ -112,115 +127,75 @@ class PartialBuffer:
             if (plain(part) is not None and address_of(part) is not None) or unsupported_reason(part) is None:
                 groups.setdefault(part.device, []).append(i)
         for device, members in groups.items():
+            if is_capturing(device):
+                continue
+            rows = self._rows_of(device)
             with self._lock:
-                page, start, _, first = self._take(device, len(members))
+                place, first = self._reserve(rows, len(members))
             for row, i in enumerate(members):
                 handles[i] = first + row
-            group = [parts[i] for i in members]
-            rows = page[start : start + len(members)]
-            if device.type == "cpu":
-                self._measure_on_host(group, eps, scale, rows)
-            else:
-                write_rows(group, eps if scale is None else eps * scale, rows, self._kernel_for(device.type))
-                if scale is not None:
-                    rows[:, MIN:].div_(scale)
-                    rows[:, SUMSQ].div_(scale)
+            rows.measure([parts[i] for i in members], eps, scale, place)
         return handles
 
-    def _measure_on_host(self, group: list[torch.Tensor], eps: Any, scale: Any, rows: Matrix) -> None:
-        factor = 1.0 if scale is None else number(scale)
-        if self._compiled:
-            self._host.rows(group, number(eps) * factor, rows)
-        else:
-            write_rows(group, eps if scale is None else eps * scale, torch.from_numpy(rows), "operators")
-        if scale is not None:
-            unscale(rows, factor)
-
     def put(self, values: torch.Tensor) -> int:
-        """Let other float64 numbers on a device ride in the same transfer, 8 in a row.
+        """Let other numbers on a device ride in the same transfer, 8 in a row.
 
         Returns:
             The handle of the first row; those of further ones count up from it. What stays free of the last is 0.
+            -1 while the device is captured into a graph.
         """
+        if is_capturing(values.device):
+            return -1
         values = values.detach().reshape(-1)
-        count = -(-values.numel() // WIDTH)
+        rows = self._rows_of(values.device)
         with self._lock:
-            page, start, _, handle = self._take(values.device, count)
-        rows = page[start : start + count].reshape(-1)
-        if values.device.type == "cpu":
-            rows[: values.numel()] = values.numpy()
-            rows[values.numel() :] = 0.0
-        else:
-            rows[: values.numel()] = values
-            rows[values.numel() :].zero_()
+            place, handle = self._reserve(rows, -(-values.numel() // WIDTH))
+        rows.put(values, place)
         return handle
+
+    def is_capturing(self) -> bool:
+        """Whether a device that was measured or prepared captures into a graph what is launched now.
+
+        Nothing is measured meanwhile: it would be run again with the graph, whose memory is not ours.
+        """
+        return any(is_capturing(device) for device in self._rows)
+
+    def discard(self) -> None:
+        """Forget the rows so far and start again at handle 0; nothing is launched."""
+        with self._lock:
+            self._reset()
 
     def transfer(self) -> Transfer:
         """Begin one copy a device, without waiting, and start again at handle 0. Measuring may go on at once."""
         with self._lock:
-            pages, self._pages, self._count = self._pages, {}, 0
-            self._expected = {device: rows.count for device, rows in pages.items()}
-        return _begin(pages)
+            found = self._begin()
+            self._reset()
+        return found
 
     def peek(self) -> Transfer:
         """Begin a copy of the rows so far; the step goes on."""
         with self._lock:
-            return _begin(self._pages)
+            return self._begin()
 
-    def _take(self, device: torch.device, count: int) -> tuple[Any, int, int, int]:
-        pages = self._pages.get(device) or Pages(_allocator(device), self._expected.get(device, 0))
+    def _begin(self) -> Transfer:
+        return Transfer(self._count, [rows.begin() for rows in self._rows.values() if rows.is_used])
+
+    def _reset(self) -> None:
+        for rows in self._rows.values():
+            rows.reset()
+        self._count = 0
+
+    def _reserve(self, rows: Any, count: int) -> tuple[Any, int]:
         first = self._count
-        taken = pages.take(count, first)
-        self._pages[device] = pages
+        place = rows.reserve(count, first)
         self._count += count
-        return *taken, first
+        return place, first
 
-    def _kernel_for(self, device_type: str) -> str:
-        kernel = self._kernels.get(device_type)
-        if kernel is None:
-            usable = usable_kernels(device_type)
-            # A kernel forced for one kind of device leaves the others with their own choice.
-            wish = self._kernel if self._kernel in usable else None
-            kernel = self._kernels[device_type] = choose(wish, usable)
-        return kernel
-
-
-def _begin(pages: dict[torch.device, Pages]) -> Transfer:
-    return Transfer([(rows.handles(), _start_copy(device, rows.filled())) for device, rows in pages.items()])
-
-
-def _allocator(device: torch.device) -> Callable[[int], tuple[Any, int]]:
-    def on_host(rows: int) -> tuple[Any, int]:
-        page = np.empty((rows, WIDTH))
-        return page, page.ctypes.data
-
-    def on_device(rows: int) -> tuple[Any, int]:
-        return torch.empty((rows, WIDTH), dtype=torch.float64, device=device), 0
-
-    return on_host if device.type == "cpu" else on_device
-
-
-def _start_copy(device: torch.device, pages: list[Any]) -> Callable[[], Matrix]:
-    """Begin the copy of one device's rows; what is returned waits for it and gives them."""
-    if device.type == "cpu":
-        return lambda: pages[0] if len(pages) == 1 else np.concatenate(pages)
-    rows = pages[0] if len(pages) == 1 else torch.cat(pages)
-    if device.type != "cuda":
-        host = rows.to("cpu", non_blocking=True)
-        backend = getattr(torch, device.type, None)
-        if backend is not None and hasattr(backend, "Event"):
-            done = backend.Event()
-            done.record()
-            return lambda: (done.synchronize(), host.numpy())[1]
-        return lambda: host.numpy()
-    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-    with torch.cuda.device(device):
-        host.copy_(rows, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-
-    def wait() -> Matrix:
-        done.synchronize()
-        return np.array(host.numpy())
-
-    return wait
+    def _rows_of(self, device: torch.device) -> Any:
+        rows = self._rows.get(device)
+        if rows is None:
+            kernel = chosen_kernel(self._kernel, device.type)
+            made = Float32Rows(device) if kernel == "float32" else DeviceRows(device, kernel)
+            with self._lock:
+                rows = self._rows.setdefault(device, made)
+        return rows

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from functools import cache
 
 import torch
 
 from msmon_stats.features.math import Math
+from msmon_stats.float32 import limit
+from msmon_stats.torch.devices import has_float64, widest
 from msmon_stats.torch.values import local
 
 _constants: dict[tuple[tuple[float, ...], torch.device], torch.Tensor] = {}
@@ -42,7 +45,8 @@ def _constant(numbers: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
     if found is None:
         if len(_constants) > 64:
             _constants.clear()
-        host = torch.tensor(numbers, dtype=torch.float64)
+        exact = has_float64(like.device.type)
+        host = torch.tensor(numbers if exact else [limit(one) for one in numbers], dtype=widest(like.device))
         found = _constants[key] = host if like.is_cpu else host.pin_memory().to(like.device, non_blocking=True)
     return found
 
@@ -51,30 +55,44 @@ def _sum(tensor: torch.Tensor, axis: int | None = None) -> torch.Tensor:
     return tensor.sum() if axis is None else tensor.sum(axis)
 
 
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(widest(tensor.device))
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.float64 if has_float64(tensor.device.type) else torch.int32)
+
+
 def _bincount(index: torch.Tensor, slots: int) -> torch.Tensor:
     # Unlike torch.bincount this asks the device for nothing, and it has a deterministic form.
-    counts = torch.zeros(slots, dtype=torch.float64, device=index.device)
-    return counts.index_add_(0, index, counts.new_ones(()).expand(len(index)))
+    counts = torch.zeros(slots, dtype=widest(index.device), device=index.device)
+    return _whole(counts.index_add_(0, index, counts.new_ones(()).expand(len(index))))
 
 
 MATH = Math(
     quiet=_quiet,
     plain=lambda tensor: local(tensor).detach(),
     single=_single,
-    wide=lambda tensor: tensor.to(torch.float64),
+    wide=_wide,
+    whole=_whole,
     like=lambda tensor, other: tensor.to(other.dtype),
     exp=torch.exp,
+    expm1=torch.expm1,
     log=torch.log,
     sqrt=torch.sqrt,
     sign=torch.sign,
     isnan=torch.isnan,
     where=torch.where,
+    minus=lambda a, b, c: torch.addcmul(a, b, c, value=-1),
+    norm=lambda tensor: torch.linalg.vector_norm(tensor, dtype=widest(tensor.device)),
     sum=_sum,
     largest=torch.amax,
+    largest_size=lambda tensor: torch.linalg.vector_norm(tensor, math.inf),
     stack=lambda tensors: torch.stack(tuple(tensors)),
     constant=_constant,
     arange=lambda stop, like: torch.arange(stop, device=like.device),
     searchsorted=lambda edges, tensor: torch.searchsorted(edges, tensor, right=True),
     bincount=_bincount,
+    chunk=lambda tensor: 1 << 16 if tensor.is_cpu else 1 << 21,
 )
 """See `msmon_stats.features.math.Math`."""

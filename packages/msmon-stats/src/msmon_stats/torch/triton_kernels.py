@@ -6,7 +6,6 @@ sums are float64; values are compared in their own precision. Nothing waits for 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import triton
 import triton.language as tl
 
 from msmon_stats.fields import WIDTH
+from msmon_stats.torch.devices import entered
 from msmon_stats.torch.operators import correct, merged
 from msmon_stats.torch.values import KERNEL_DTYPES, plain, read
 
@@ -25,7 +25,7 @@ _PIECE = 8 * _BLOCK
 _MOST_PIECES = 8192
 
 _NARROW = ("float32", "float16", "bfloat16", "int8", "int16", "uint8", "uint16")
-_TYPES = {
+TYPES = {
     "float64": tl.float64,
     "float32": tl.float32,
     "float16": tl.float16,
@@ -160,7 +160,7 @@ def _write_runs(runs: list[torch.Tensor], rows: list[int], eps: torch.Tensor, ou
     sizes = [run.numel() for run in runs]
     piece = _piece_size(max(sizes))
     counts = [max(1, -(-size // piece)) for size in sizes]
-    with _current_device(out.device):
+    with entered(out.device):
         if len(runs) == 1:
             # uint8 carries bool, whose pointer Triton would read as one bit.
             run = runs[0].view(torch.uint8) if runs[0].dtype is torch.bool else runs[0]
@@ -168,12 +168,12 @@ def _write_runs(runs: list[torch.Tensor], rows: list[int], eps: torch.Tensor, ou
             _one_tensor[(counts[0],)](run, sizes[0], piece, eps, scratch, **options)
         else:
             scratch = out.new_empty((sum(counts), WIDTH))
-            table = _table([run.data_ptr() for run in runs], sizes, counts, piece, runs[0].element_size())
-            _many_tensors[(len(scratch),)](_send(table, out.device), eps, scratch, DTYPE=_TYPES[dtype], **options)
+            table = table_of([run.data_ptr() for run in runs], sizes, counts, piece, runs[0].element_size())
+            _many_tensors[(len(scratch),)](send(table, out.device), eps, scratch, DTYPE=TYPES[dtype], **options)
         if len(runs) > 1 or counts[0] > 1:
             last = np.cumsum(counts)
             bounds = np.stack((last - counts, last, rows), axis=1)
-            _merge[(len(runs),)](scratch, _send(bounds, out.device), out, BLOCK=16 if max(counts) <= 16 else 128)
+            _merge[(len(runs),)](scratch, send(bounds, out.device), out, BLOCK=16 if max(counts) <= 16 else 128)
 
 
 def _piece_size(largest: int) -> int:
@@ -181,7 +181,7 @@ def _piece_size(largest: int) -> int:
     return max(_PIECE, blocks * _BLOCK)
 
 
-def _table(addresses: list[int], sizes: list[int], counts: list[int], piece: int, itemsize: int) -> Any:
+def table_of(addresses: list[int], sizes: list[int], counts: list[int], piece: int, itemsize: int) -> Any:
     """Address and size of every piece."""
     run = np.repeat(np.arange(len(sizes)), counts)
     first = np.cumsum(counts) - counts
@@ -191,15 +191,9 @@ def _table(addresses: list[int], sizes: list[int], counts: list[int], piece: int
     )
 
 
-def _send(table: Any, device: torch.device) -> torch.Tensor:
+def send(table: Any, device: torch.device) -> torch.Tensor:
     """A small table to the device, without waiting for it."""
     host = torch.from_numpy(np.ascontiguousarray(table, dtype=np.int64))
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)
-
-
-def _current_device(device: torch.device) -> Any:
-    if device.type == "cuda":
-        return torch.cuda.device(device)
-    return contextlib.nullcontext()

@@ -128,10 +128,22 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part.elem if waited is part else waited
 
 
-def read(tensor: torch.Tensor) -> Reading:
-    """The values of a supported local tensor, detached.
+@frozen(kw_only=True)
+class Stored:
+    """What is stored of a tensor, detached."""
 
-    Values whose dtype no kernel knows are converted: complex numbers to their absolute value, fp8 to float32 (exactly).
+    values: torch.Tensor
+    """Strided, its axes in the order of memory; of one dimension where they fill one run of memory."""
+    dense: bool
+    """Whether they do."""
+    times: int
+    """As `Reading` has them."""
+    implicit: int
+
+
+def stored(tensor: torch.Tensor) -> Stored:
+    """The stored values of a supported local tensor; nothing is copied.
+
     An uncoalesced sparse tensor is coalesced first, which waits for the device.
     """
     tensor = tensor.detach()
@@ -145,34 +157,53 @@ def read(tensor: torch.Tensor) -> Reading:
         tensor = tensor.to_dense()
     tensor = tensor.resolve_neg()
     if tensor.numel() == 0:
-        return Reading(pieces=iter(()), times=1, implicit=implicit)
+        return Stored(values=tensor.reshape(-1), dense=True, times=1, implicit=implicit)
     layout = layout_of(tensor.shape, tensor.stride())
-    if layout.dense and tensor.dtype in KERNEL_DTYPES:
-        pieces = iter((tensor.as_strided((tensor.numel() // layout.times,), (1,)),))
+    if layout.dense:
+        values = tensor.as_strided((tensor.numel() // layout.times,), (1,))
     else:
         kept = sorted(layout.axes)
-        stored = tensor[tuple(slice(None) if axis in kept else 0 for axis in range(tensor.dim()))]
-        stored = stored.permute([kept.index(axis) for axis in layout.axes])
-        pieces = _copied(stored, _conversion(tensor.dtype), max(PIECE, stored.numel() >> 10))
-    return Reading(pieces=pieces, times=layout.times, implicit=implicit)
+        values = tensor[tuple(slice(None) if axis in kept else 0 for axis in range(tensor.dim()))]
+        values = values.permute([kept.index(axis) for axis in layout.axes])
+    return Stored(values=values, dense=layout.dense, times=layout.times, implicit=implicit)
+
+
+def read(tensor: torch.Tensor) -> Reading:
+    """The values of a supported local tensor, detached.
+
+    Values whose dtype no kernel knows are converted: complex numbers to their absolute value, fp8 to float32 (exactly).
+    """
+    found = stored(tensor)
+    values = found.values
+    if values.numel() == 0:
+        pieces: Iterator[torch.Tensor] = iter(())
+    elif found.dense and values.dtype in KERNEL_DTYPES:
+        pieces = iter((values,))
+    else:
+        convert = _conversion(values.dtype)
+        parts = split(values, max(PIECE, values.numel() >> 10))
+        copied = (part.contiguous().view(-1) for part in parts)
+        pieces = copied if convert is None else (convert(part) for part in copied)
+    return Reading(pieces=pieces, times=found.times, implicit=found.implicit)
 
 
 def _conversion(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    if dtype in _FLOAT8:
-        return torch.Tensor.float
-    if dtype is torch.complex32:
-        return lambda piece: piece.to(torch.complex64).abs()
-    return torch.abs if dtype in _COMPLEX else None
+    return torch.Tensor.float if dtype in _FLOAT8 else absolute if dtype in _COMPLEX else None
 
 
-def _copied(stored: torch.Tensor, convert: Any, size: int) -> Iterator[torch.Tensor]:
-    if stored.numel() > size:
-        if stored.is_contiguous():
-            stored = stored.view(-1)
-        inner = stored.numel() // len(stored)
-        for part in stored.split(max(1, size // inner)):
-            # A row that is itself too long is split along its next axis.
-            yield from _copied(part[0] if len(part) == 1 else part, convert, size)
+def absolute(values: torch.Tensor) -> torch.Tensor:
+    """Of complex numbers."""
+    return (values.to(torch.complex64) if values.dtype is torch.complex32 else values).abs()
+
+
+def split(values: torch.Tensor, size: int) -> Iterator[torch.Tensor]:
+    """Strided values in parts of at most so many."""
+    if values.numel() <= size:
+        yield values
         return
-    stored = stored.contiguous().view(-1)
-    yield stored if convert is None else convert(stored)
+    if values.is_contiguous():
+        values = values.view(-1)
+    inner = values.numel() // len(values)
+    for part in values.split(max(1, size // inner)):
+        # A row that is itself too long is split along its next axis.
+        yield from split(part[0] if len(part) == 1 else part, size)

@@ -1,6 +1,7 @@
 """What a configuration would monitor, as a table in the terminal."""
 
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 
 from rich.table import Table
 from rich.text import Text
@@ -91,6 +92,14 @@ def _conditions(config: Config) -> Iterator[tuple[str, str]]:
     if config.append_output:
         yield "continues", "runs begun between " + " and ".join(config.append_output)
     yield "alerts", _alerts(config)
+    if find_spec("torch") is not None:
+        yield "kernels", _kernels()
+
+
+def _kernels() -> str:
+    from msmon_stats.torch import chosen_kernels
+
+    return ", ".join(f"{kernel} on {kind}" for kind, kernel in chosen_kernels().items())
 
 
 def _alerts(config: Config) -> str:

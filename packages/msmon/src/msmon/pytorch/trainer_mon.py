@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from msmon.monitor import BaseTrainerMon
 from msmon_hooks import torch as hooks
@@ -34,10 +37,11 @@ class TrainerMon(BaseTrainerMon):
 
     framework = "torch"
     _hooks = hooks
-    _make_buffer = PartialBuffer
     _model_kind = "module"
 
     optional_optimizer = several_optimizers = True
+    _expected: Mapping[torch.device, Sequence[torch.dtype]] = {}
+    """The dtypes of parameters on each device."""
 
     def step(self) -> None:
         """The weights were updated: a step ends here.
@@ -79,6 +83,22 @@ class TrainerMon(BaseTrainerMon):
         """The training forward that began with `begin_micro_step` has ended; `output` holds its loss."""
         if self._attachment is not None:
             self._attachment.end_micro_step(output)
+
+    def _expect(self, models: Sequence[Any]) -> None:
+        found: dict[torch.device, dict[torch.dtype, None]] = {}
+        for model in models:
+            for parameter in model.parameters():
+                if not is_lazy(parameter):
+                    found.setdefault(parameter.device, {})[parameter.dtype] = None
+        self._expected = {device: list(dtypes) for device, dtypes in found.items()}
+
+    def _make_buffer(self) -> PartialBuffer:
+        buffer = PartialBuffer()
+        for device, dtypes in self._expected.items():
+            # What fails here fails again at the first tensor, where it is one part's failure.
+            with contextlib.suppress(Exception):
+                buffer.prepare(device, dtypes)
+        return buffer
 
     def _find_rank(self) -> int:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
