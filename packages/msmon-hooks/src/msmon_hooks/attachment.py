@@ -124,13 +124,15 @@ class Attachment:
             recording = self._record(request, observer)
             self._read(recording, self._hooks.find_source(self._models, self._optimizer, recording))
 
-    def end_step(self) -> None:
+    def end_step(self, gradients: Any = None) -> None:
         """The weights are updated, in a loop in which no optimizer's step says so.
+
+        `gradients`: what was consumed, see `msmon_hooks.optimizer_steps.OptimizerSteps.end_by_hand`.
 
         Raises:
             ValueError: steps of an optimizer are counted.
         """
-        self._steps.end_by_hand()
+        self._steps.end_by_hand(gradients)
 
     def begin_micro_step(self) -> None:
         """A training forward begins, in a loop that calls parts of the model instead of the model."""

@@ -158,9 +158,9 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         Args:
             model: a module, or a list of them (the chunks of a virtual pipeline).
             grad_acc_steps: micro-steps per optimizer step.
-            optimizer: the optimizer that trains the model; wrappers are unwrapped. With PyTorch also a list of several,
-                where a step is over when each has stepped, or one steps again; or None, where the training loop calls
-                `step` of this monitor after each update.
+            optimizer: the optimizer that trains the model; wrappers are unwrapped. None, where the training loop calls
+                `step` of this monitor after each update. With PyTorch also a list of several, where a step is over when
+                each has stepped, or one steps again.
             dp_group: the data-parallel group.
             tp_group: the tensor-parallel group.
             start_iteration: number of the first step.

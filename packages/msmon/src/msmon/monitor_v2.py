@@ -84,10 +84,14 @@ class TrainerMonitorV2:
         micro_steps = next((one for one in given if one is not None), 1)
         self._monitor.set_monitor(model, micro_steps, optimizer, start_iteration=start_iteration)
 
-    def step(self) -> None:
-        """A step is over. Where the steps of an optimizer are watched, they end it, and this call changes nothing."""
+    def step(self, gradients: Any = None) -> None:
+        """A step is over. Where the steps of an optimizer are watched, they end it, and this call changes nothing.
+
+        Args:
+            gradients: MindSpore, see `msmon.mindspore.TrainerMon.step`.
+        """
         try:
-            self._monitor.step()
+            self._monitor.step(*(() if gradients is None else (gradients,)))
         except ValueError as error:
             if not self._said and not (self._form and self._form.patch_optimizer_step is False):
                 self._said = True

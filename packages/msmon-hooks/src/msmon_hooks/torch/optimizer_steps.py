@@ -22,10 +22,6 @@ from msmon_hooks.torch.nested_optimizers import nested_optimizers
 from msmon_hooks.torch.optimizer_group import OptimizerGroup, members
 from msmon_hooks.torch.step_calls import StepCalls, runs_hooks
 
-_BOTH_WAYS = (
-    "monitor.step(): the steps of the optimizer that set_monitor was given are seen and counted already; leave the "
-    "call out, or give set_monitor(..., optimizer=None) and call monitor.step() after each update"
-)
 _FOLLOWED = "the weights are now updated by another optimizer, {}: its steps are followed from here on"
 _CREATES_STATE = "torch.distributed.checkpoint.state_dict"
 
@@ -46,8 +42,6 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def __init__(self, guard: Guarded, listener: Listener) -> None:
         super().__init__(guard, listener)
-        self.by_hand = False
-        """Whether `end_by_hand` ends steps."""
         self.own: dict[int, Callable[[], Any]] = {}
         """By `id`, the optimizers that tell by hooks of their own."""
         self._given: list[StepCalls] = []
@@ -58,7 +52,6 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         self._waiting: list[StepCalls] = []
         """Those that may have taken the place of the given ones."""
         self._deferred = False
-        self._begun = False
         self._told: set[str] = set()
 
     # Hooks
@@ -274,7 +267,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def _end(self, result: Any, *, skipped: bool) -> None:
         self._done.clear()
-        self._deferred = self._begun = False
+        self._deferred = False
         self.updating = None
         super()._end(result, skipped=skipped)
 
@@ -298,10 +291,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
             self.running = any(one.running for one in self._given)
         if not self.running:
             self.flush()
-        if self.by_hand and not self._begun:
-            self._begun = True
-            self.updating = None
-            self._listener.step_begins((), {})
+        super().forward_begins()
 
     def flush(self) -> None:
         """What waits for something that would still belong to the step has waited long enough."""
@@ -310,19 +300,10 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         elif self._waiting:
             self._replace()
 
-    def end_by_hand(self) -> None:
-        """The program says that the weights are updated.
-
-        Raises:
-            ValueError: steps of optimizers are counted.
-        """
-        if self.count and not self.by_hand:
-            raise ValueError(_BOTH_WAYS)
-        self.by_hand = True
+    def end_by_hand(self, gradients: Any = None) -> None:
+        """The program says that the weights are updated."""
+        super().end_by_hand(gradients)
         self._waiting.clear()
-        self.updating = None
-        self.guard.run(self.evaluated)
-        self._end(None, skipped=False)
 
 
 def _joined(calls: Sequence[StepCalls]) -> Any:
