@@ -5,7 +5,7 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
-.PHONY: venv demo test test-mindspore test-trainers test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
+.PHONY: venv demo test test-mindspore test-trainers test-compiled test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -44,6 +44,10 @@ test-mindspore: .venv-mindspore/.ready
 # Optimizers and trainers of other packages, in an environment of their own.
 test-trainers: .venv-trainers/.ready
 	.venv-trainers/bin/python -m pytest tests/trainers $(ARGS)
+
+# Inside of compiled graphs: the whole table of models, dtypes and ways. Compiles for an hour.
+test-compiled: .venv/.ready
+	MSMON_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/compiled -s --timeout 1800 $(ARGS)
 
 # Megatron's tests again, with megatron-core 0.8.0: the last version whose buckets begin their reductions themselves.
 test-old-megatron: .venv/.ready

@@ -11,7 +11,7 @@ from msmon_hooks.collective_rows import CollectiveRows
 from msmon_hooks.coverage import FROZEN
 from msmon_hooks.data_types import ADAM_HISTOGRAM
 from msmon_hooks.events import StepEnd
-from msmon_hooks.framework_hooks import FrameworkHooks
+from msmon_hooks.framework_hooks import FrameworkHooks, InsideCompiled
 from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.l2_hooks import L2Hooks
@@ -75,6 +75,7 @@ class Readers:
         self._parameters = guards("parameters")
         forwards = self.forwards = TrainingForwards(recording, models, guards("micro-steps", self._micro_steps_failed))
         self._activations: ModuleHooks | None = None
+        self._inside: InsideCompiled | None = None
         self._features: L2Hooks | None = None
         self._structure: StructureHooks | None = None
         self._stacks: StackHooks | None = None
@@ -84,6 +85,8 @@ class Readers:
         if request.activations or request.activation_gradients:
             gradients = ActivationGradients(recording) if request.activation_gradients else None
             self._activations = ModuleHooks(recording, forwards, self._call_hooks, gradients)
+            if request.inside_compiled and hooks.inside_compiled is not None:
+                self._inside = hooks.inside_compiled(recording, forwards, self._call_hooks, self._activations)
         if request.l2_features:
             self._features = L2Hooks(recording, forwards, self._call_hooks)
         if request.on_structure is not None:
@@ -103,7 +106,7 @@ class Readers:
         owned.callback(self._models.clear)
         for one in (self._call_hooks, self._of_weights, self.forwards):
             owned.callback(one.close)
-        for reader in (self._activations, self._features, self._structure, self._stacks):
+        for reader in (self._activations, self._inside, self._features, self._structure, self._stacks):
             if reader is not None:
                 owned.callback(reader.close)
         self._hooks.prepare(self._models, recording, owned)
@@ -112,6 +115,8 @@ class Readers:
         self.forwards.dropped = self._gradients_dropped
         if self._activations is not None:
             self.forwards.restarted.append(self._activations.forget)
+        if self._inside is not None:
+            self.forwards.restarted.append(self._inside.forget)
         self.forwards.before += [self._steps.forward_begins, self._check_length]
         self.forwards.attach(self._call_hooks)
         modules = self._hooks.named_modules(self._models)
@@ -138,6 +143,8 @@ class Readers:
             self._module_names.learn(stage, [name for at, name in modules if at == stage])
         if self._activations is not None:
             self._activations.guard.run(self._activations.attach, modules, self._module_names)
+        if self._inside is not None:
+            self._inside.guard.run(self._inside.attach, modules)
         if self._features is not None:
             self._features.guard.run(self._features.attach, modules, self._module_names)
 
@@ -201,6 +208,8 @@ class Readers:
         recording.observer.discard()
         if self._activations is not None:
             self._activations.guard.always(self._activations.forget)
+        if self._inside is not None:
+            self._inside.guard.always(self._inside.forget)
         text = _ENDLESS.format(clock.longest)
         logger.warning("step %d: %s", clock.step, text)
         recording.coverage.note(f"step {clock.step}: {text}")
@@ -299,6 +308,8 @@ class Readers:
             self._momentum.step_ends()
         if self._activations is not None:
             self._activations.guard.always(self._activations.step_ends)
+        if self._inside is not None:
+            self._inside.guard.always(self._inside.step_ends)
         deliveries = self._deliveries()
         if skipped:
             recording.coverage.skipped_step(recording.clock.step)

@@ -25,7 +25,15 @@ from msmon.config.patterns import any_matches, check_patterns
 from msmon.config.problems import Problems
 from msmon.config.selector import Target, parse_targets
 from msmon.config.timestamps import parse_range
-from msmon.config.values import DEFAULT_OPS, parse_formats, parse_ndigits, parse_ops, parse_rule_name, require
+from msmon.config.values import (
+    DEFAULT_OPS,
+    parse_formats,
+    parse_inside,
+    parse_ndigits,
+    parse_ops,
+    parse_rule_name,
+    require,
+)
 
 SWITCHES = (
     "wg_distribution",
@@ -166,6 +174,10 @@ class Config:
 
     backward_only: bool = setting(False, boolean)
     """With `xy_distribution`: gradients of activations, without the activations."""
+
+    inside_compiled: bool | str = setting(False, parse_inside)
+    """With `xy_distribution`: also modules inside of graphs of `torch.compile`; `"stored"`: only what the compiled
+    program has in memory."""
 
     mv_distribution: bool = setting(False, boolean)
     """The optimizer moments exp_avg (m) and exp_avg_sq (v)."""
