@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.compiled.models import HUGGING_FACE
 from tests.compiled.training import Trained, train, wrong
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
@@ -71,7 +72,9 @@ def test_training_is_the_same_and_rows_are_right(kind, dtype, way, inside, table
     assert others == []
     assert seen.monitored is not None
     assert seen.monitored.recorder.doubled() == []
-    assert set(seen.rows) <= {key for key in seen.rows if key[:2] in {one[:2] for one in eager.rows}}
+    # transformers makes masks where it is compiled.
+    extra = {key[1] for key in seen.rows.keys() - eager.rows.keys()}
+    assert all("mask" in name or "input_2" in name for name in extra) if kind in HUGGING_FACE else not extra
     missing = seen.monitored.missing()
     assert all(missing.get(key[:2], "").startswith("inside a compiled graph: ") for key in expected - found)
     assert seen.monitored.coverage.to_dict()["switched_off"] == []

@@ -76,7 +76,7 @@ class FrameworkHooks:
     model_changes: Callable[[Sequence[Any], Any, Callable[[], None]], ModelChanges] | None = None
     """From models, optimizer and what to call. None: models of the framework do not change."""
     inside_compiled: Callable[..., InsideCompiled] | None = None
-    """From a recording, training forwards, call hooks and module hooks: what reads inside of compiled graphs. None:
-    graphs cannot be looked into."""
+    """From a recording, training forwards, call hooks, module hooks and what owns marks: what reads inside of compiled
+    graphs. None: graphs cannot be looked into."""
     prepare: Callable[[Sequence[Any], Recording, Registrations], None] = lambda models, recording, registrations: None
     """What is done before anything is hooked."""

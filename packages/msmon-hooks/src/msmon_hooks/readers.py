@@ -47,6 +47,7 @@ class Readers:
         source: says where the gradients are.
         recording: the request in force.
         steps: of the optimizer.
+        lasting: owns what stays on when something else is read, or nothing.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Readers:
         source: GradientSource,
         recording: Recording,
         steps: OptimizerSteps,
+        lasting: Registrations,
     ) -> None:
         request, guards = recording.request, recording.guards
         self.recording = recording
@@ -86,7 +88,7 @@ class Readers:
             gradients = ActivationGradients(recording) if request.activation_gradients else None
             self._activations = ModuleHooks(recording, forwards, self._call_hooks, gradients)
             if request.inside_compiled and hooks.inside_compiled is not None:
-                self._inside = hooks.inside_compiled(recording, forwards, self._call_hooks, self._activations)
+                self._inside = hooks.inside_compiled(recording, forwards, self._call_hooks, self._activations, lasting)
         if request.l2_features:
             self._features = L2Hooks(recording, forwards, self._call_hooks)
         if request.on_structure is not None:
@@ -141,10 +143,11 @@ class Readers:
         """Hook modules for good. Called again: what has changed since."""
         for stage in range(len(self._models)):
             self._module_names.learn(stage, [name for at, name in modules if at == stage])
+        if self._inside is not None:
+            # First, so that hooks have the same order when its marks were on already: that is guarded.
+            self._inside.guard.run(self._inside.attach, modules)
         if self._activations is not None:
             self._activations.guard.run(self._activations.attach, modules, self._module_names)
-        if self._inside is not None:
-            self._inside.guard.run(self._inside.attach, modules)
         if self._features is not None:
             self._features.guard.run(self._features.attach, modules, self._module_names)
 

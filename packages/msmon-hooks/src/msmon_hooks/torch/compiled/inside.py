@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ class InsideCompiled:
         forwards: says which forwards belong to the training.
         call_hooks: hooks on calls of modules where they can be seen.
         activations: reads those modules.
+        lasting: owns the marks. They stay on while nothing is read: what is compiled meanwhile would be used later.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class InsideCompiled:
         forwards: TrainingForwards,
         call_hooks: CallHooks,
         activations: ModuleHooks,
+        lasting: Registrations,
     ) -> None:
         self.guard = recording.guards("activations inside of compiled graphs")
         self.recompute = recording.request.inside_compiled == "all"
@@ -61,7 +64,8 @@ class InsideCompiled:
         self._said: set[str] = set()
         self.identity = ""
         """What is marked, in a few letters."""
-        self._marked: dict[tuple[int, str], tuple[nn.Module, Registrations]] = {}
+        self._lasting = lasting
+        self._marked: dict[tuple[int, str], nn.Module] = {}
         self._entries: dict[tuple[int, str], tuple[nn.Module, _Enters, _Leaves]] = {}
         self._registrations = Registrations()
         self.rows = RowsInside(
@@ -91,35 +95,40 @@ class InsideCompiled:
             self._registrations.callback(lambda: switches.remove(_COMPILER.refresh))
             listen(self.rows)
             self._registrations.callback(lambda: listen_no_more(self.rows))
-        gradients = self._activations.gradients is not None
-        for key, module in modules.items():
-            if key not in self._entries or self._entries[key][0] is not module:
-                self._entries[key] = (module, _Enters(self, key), _Leaves(self, key))
-                for hook in self._entries[key][1:]:
-                    self._call_hooks.add(module, hook)
-            inner = getattr(module, "_orig_mod", module)
-            known = self._marked.get(key)
-            if self._activations.site(*key) is None or (known is not None and known[0] is inner):
-                continue
-            if known is not None:
-                known[1].close()
-            name = f"{key[0]}:{key[1]}"
-            owned = Registrations()
-            owned.add(inner.register_forward_pre_hook(MarkInputs(name, gradients=gradients), with_kwargs=True))
-            owned.add(inner.register_forward_hook(MarkOutputs(name, gradients=gradients), with_kwargs=True))
-            self._marked[key] = (inner, owned)
+        fresh = [self._mark(key, module) for key, module in modules.items()]
         self.identity = self._identify()
         _COMPILER.refresh()
-        if first and interfaces.has_compiled():
+        if any(fresh) and interfaces.has_compiled():
             interfaces.forget_compiled()
             logger.info(AGAIN)
             self._recording.coverage.note(AGAIN)
 
+    def _mark(self, key: tuple[int, str], module: nn.Module) -> bool:
+        """Mark a module if it is asked for; whether it had no such marks before."""
+        inner = getattr(module, "_orig_mod", module)
+        wanted = (f"{key[0]}:{key[1]}", self._activations.gradients is not None)
+        is_called = self._recording.framework.is_called(module)
+        fresh = False
+        if not is_called or self._recording.request.targets.module(*key) is None:
+            _unmark(inner)
+        else:
+            self._marked[key] = inner
+            known = _marks.get(inner)
+            fresh = known is None or known[0] != wanted
+            if fresh:
+                _unmark(inner)
+                _put_marks(inner, *wanted)
+                reference = weakref.ref(inner)
+                self._lasting.callback(lambda: _unmark(reference()))
+        if is_called and (key not in self._entries or self._entries[key][0] is not module):
+            self._entries[key] = (module, _Enters(self, key), _Leaves(self, key))
+            for hook in self._entries[key][1:]:
+                self._call_hooks.add(module, hook)
+        return fresh
+
     def close(self) -> None:
         """Take everything off; harmless when called again."""
         self._registrations.close()
-        for _, owned in self._marked.values():
-            owned.close()
         self._marked.clear()
         self._entries.clear()
         self.rows.forget()
@@ -182,6 +191,23 @@ class InsideCompiled:
         if not found and self._open.beside:
             self._open.beside = False
             _COMPILER.refresh()
+
+
+_marks: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[str, bool], Registrations]] = weakref.WeakKeyDictionary()
+"""Name in marks and whether gradients are marked, and what takes the marks off."""
+
+
+def _put_marks(module: nn.Module, name: str, gradients: bool) -> None:
+    owned = Registrations()
+    owned.add(module.register_forward_pre_hook(MarkInputs(name, gradients=gradients), with_kwargs=True))
+    owned.add(module.register_forward_hook(MarkOutputs(name, gradients=gradients), with_kwargs=True))
+    _marks[module] = ((name, gradients), owned)
+
+
+def _unmark(module: nn.Module | None) -> None:
+    known = None if module is None else _marks.pop(module, None)
+    if known is not None:
+        known[1].close()
 
 
 class _Open(threading.local):
