@@ -46,14 +46,34 @@ class LiveMarks:
             rows.guard.run(self._gradient, region, leaf, tensor)
             return True
         site = rows.site(leaf.module)
-        # A mark on what is kept for the backward is run there again; and so does a checkpoint.
-        if site is not None and not rows.recording.framework.in_backward():
+        if site is not None and rows.recording.framework.in_backward():
+            # A mark on what is kept for the backward is run there again; or a checkpoint runs the forward again.
+            rows.guard.run(self._again)
+        elif site is not None:
             rows.guard.run(self._forward, site, leaf, text, tensor)
         return site is not None
 
     def forget(self) -> None:
         """Nothing more will be read of the step in flight."""
         self._here = threading.local()
+
+    def _again(self) -> None:
+        rows = self._rows
+        running, number = rows.activations.running(), rows.number_of_forward()
+        if running is not None and running.inside and getattr(self._here, "number", None) != number:
+            self._here.number = number
+            rows.regions[number] = running.inside.pop(0)
+
+    def _region(self, text: str) -> Region:
+        """Of the run of a graph that keeps nothing for a backward; a checkpoint runs it again with one."""
+        running = self._rows.activations.running()
+        known: tuple[Any, Region, set[str]] | None = getattr(self._here, "unrecorded", None)
+        if known is None or known[0] is not running or text in known[2]:
+            known = self._here.unrecorded = (running, Region(), set())
+            if running is not None:
+                running.inside.append(known[1])
+        known[2].add(text)
+        return known[1]
 
     def _forward(self, site: Site, leaf: Leaf, text: str, tensor: torch.Tensor) -> None:
         rows = self._rows
@@ -67,7 +87,7 @@ class LiveMarks:
         entry.seen.add(text)
         self._read(entry, leaf, tensor)
         if rows.activations.gradients is not None:
-            self._watch(entry.call, leaf, tensor, recorded=recorded)
+            self._watch(entry.call, leaf, text, tensor, recorded=recorded)
 
     def _read(self, entry: _Call, leaf: Leaf, tensor: torch.Tensor) -> None:
         rows, call = self._rows, entry.call
@@ -88,7 +108,7 @@ class LiveMarks:
         recording.observer.record(refs, [handle for _, _, handle in entry.inputs])
         entry.inputs.clear()
 
-    def _watch(self, call: ModuleCall, leaf: Leaf, tensor: torch.Tensor, *, recorded: bool) -> None:
+    def _watch(self, call: ModuleCall, leaf: Leaf, text: str, tensor: torch.Tensor, *, recorded: bool) -> None:
         rows = self._rows
         gradients = rows.activations.gradients
         grad, position = _SIDES[leaf.side]
@@ -104,6 +124,8 @@ class LiveMarks:
             region = rows.region_of_forward()
             region.gradients[leaf.call, leaf.side, leaf.path] = place
             rows.recording.coverage.expect("actv_grad", name, "no gradient reached it", stage=call.site.vpp_stage)
+        elif not recorded:
+            self._region(text).gradients[leaf.call, leaf.side, leaf.path] = place
 
     def _name(self, call: ModuleCall, leaf: Leaf, side: str) -> str | None:
         """What the tensor is called, if it is asked for."""

@@ -62,7 +62,8 @@ class RowsInside:
         """How each row is read, by data type, stage and name."""
         self._forwards = forwards
         self._backward_node, self._next_node, self._entry = backward_node, next_node, entry
-        self._regions: dict[int, Region] = {}
+        self.regions: dict[int, Region] = {}
+        """By the number of the node in whose backward each is needed."""
         self._latest = threading.local()
         self._noted: set[tuple[Graph, tuple[int, str] | None]] = set()
 
@@ -72,7 +73,7 @@ class RowsInside:
 
     def forget(self) -> None:
         """Nothing more will be read of the step in flight."""
-        self._regions.clear()
+        self.regions.clear()
         self._latest = threading.local()
 
     def _begin(self, graph: Graph) -> ForwardRun | BackwardRun | None:
@@ -87,7 +88,7 @@ class RowsInside:
         if self.recording.framework.in_backward():
             # A checkpoint runs it again. One that has kept no graph of the first run has its gradients read now.
             if running is not None and running.inside and not graph.inference:
-                self._regions[self._next_node() - 1] = running.inside.pop(0)
+                self.regions[self.number_of_forward()] = running.inside.pop(0)
             return None
         if not self.records(next(iter(sites.values())).vpp_stage, inference=graph.inference):
             return None
@@ -97,7 +98,7 @@ class RowsInside:
             region = Region(latest.calls, latest.gradients)
         self._latest.region = region
         if not graph.inference:
-            self._regions[self._next_node() - 1] = region
+            self.regions[self.number_of_forward()] = region
         elif running is not None:
             running.inside.append(region)
         return ForwardRun(self, graph, region, sites)
@@ -110,11 +111,15 @@ class RowsInside:
 
     def region_of_backward(self) -> Region | None:
         """What the forward has left whose backward runs now."""
-        return self._regions.get(self._backward_node() or -1)
+        return self.regions.get(self._backward_node() or -1)
+
+    def number_of_forward(self) -> int:
+        """The number of the node whose forward runs now."""
+        return self._next_node() - 1
 
     def region_of_forward(self) -> Region:
         """Where the forward that runs now leaves what its backward needs."""
-        return self._regions.setdefault(self._next_node() - 1, Region())
+        return self.regions.setdefault(self.number_of_forward(), Region())
 
     def site(self, module: str) -> Site | None:
         """The module that a leaf is of, if it is asked for."""
