@@ -9,7 +9,7 @@ ARGS ?=
 # stopped meanwhile leaves a lock for which all others wait.
 SHM_OP = DS_ACCELERATOR=cpu timeout 900 $(BIN)/python -c "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as op; op().load()" > /dev/null
 
-.PHONY: venv demo test test-mindspore test-trainers test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
+.PHONY: venv demo test test-mindspore test-trainers test-compiled test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -49,6 +49,10 @@ test-mindspore: .venv-mindspore/.ready
 # Optimizers and trainers of other packages, in an environment of their own.
 test-trainers: .venv-trainers/.ready
 	.venv-trainers/bin/python -m pytest tests/trainers $(ARGS)
+
+# Inside of compiled graphs: the whole table of models, dtypes and ways. Compiles for an hour.
+test-compiled: .venv/.ready
+	MSMON_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/compiled -s --timeout 1800 $(ARGS)
 
 # Megatron's tests again, with megatron-core 0.8.0: the last version whose buckets begin their reductions themselves.
 test-old-megatron: .venv/.ready

@@ -58,7 +58,7 @@ class Attachment:
         self._after_step = after_step
         self._readers: Readers | None = None
         self._registrations = Registrations()
-        """Of what notices the optimizer's steps."""
+        """Of what notices the optimizer's steps, and of what stays while other things are read."""
         self._switching = Guarded("start and stop", self._failed)
         self._steps = hooks.optimizer_steps(Guarded("steps", self._failed), self)
         self.loss_scale = hooks.loss_scale(Guarded("scaled losses", self._failed), self._steps)
@@ -155,7 +155,7 @@ class Attachment:
         )
 
     def _read(self, recording: Recording, source: GradientSource) -> None:
-        self._readers = Readers(self._hooks, self._models, source, recording, self._steps)
+        self._readers = Readers(self._hooks, self._models, source, recording, self._steps, self._registrations)
         try:
             self._readers.attach()
         except BaseException:

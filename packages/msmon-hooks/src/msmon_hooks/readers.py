@@ -11,7 +11,7 @@ from msmon_hooks.collective_rows import CollectiveRows
 from msmon_hooks.coverage import FROZEN
 from msmon_hooks.data_types import ADAM_HISTOGRAM
 from msmon_hooks.events import StepEnd
-from msmon_hooks.framework_hooks import FrameworkHooks
+from msmon_hooks.framework_hooks import FrameworkHooks, InsideCompiled
 from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.l2_hooks import L2Hooks
@@ -47,6 +47,7 @@ class Readers:
         source: says where the gradients are.
         recording: the request in force.
         steps: of the optimizer.
+        lasting: owns what stays on when something else is read, or nothing.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Readers:
         source: GradientSource,
         recording: Recording,
         steps: OptimizerSteps,
+        lasting: Registrations,
     ) -> None:
         request, guards = recording.request, recording.guards
         self.recording = recording
@@ -75,6 +77,7 @@ class Readers:
         self._parameters = guards("parameters")
         forwards = self.forwards = TrainingForwards(recording, models, guards("micro-steps", self._micro_steps_failed))
         self._activations: ModuleHooks | None = None
+        self._inside: InsideCompiled | None = None
         self._features: L2Hooks | None = None
         self._structure: StructureHooks | None = None
         self._stacks: StackHooks | None = None
@@ -85,6 +88,8 @@ class Readers:
         if request.activations or request.activation_gradients:
             gradients = ActivationGradients(recording) if request.activation_gradients else None
             self._activations = ModuleHooks(recording, forwards, self._call_hooks, gradients)
+            if request.inside_compiled and hooks.inside_compiled is not None:
+                self._inside = hooks.inside_compiled(recording, forwards, self._call_hooks, self._activations, lasting)
         if request.l2_features:
             self._features = L2Hooks(recording, forwards, self._call_hooks)
         if request.on_structure is not None:
@@ -104,7 +109,7 @@ class Readers:
         owned.callback(self._models.clear)
         for one in (self._call_hooks, self._of_source, self.forwards):
             owned.callback(one.close)
-        for reader in (self._activations, self._features, self._structure, self._stacks):
+        for reader in (self._activations, self._inside, self._features, self._structure, self._stacks):
             if reader is not None:
                 owned.callback(reader.close)
         self._hooks.prepare(self._models, recording, owned)
@@ -112,6 +117,8 @@ class Readers:
         self.forwards.dropped = self._gradients_dropped
         if self._activations is not None:
             self.forwards.restarted.append(self._activations.forget)
+        if self._inside is not None:
+            self.forwards.restarted.append(self._inside.forget)
         self.forwards.before += [self._steps.forward_begins, self._check_length]
         self.forwards.attach(self._call_hooks)
         modules = self._hooks.named_modules(self._models)
@@ -140,6 +147,9 @@ class Readers:
         """Hook modules for good. Called again: what has changed since."""
         for stage in range(len(self._models)):
             self._module_names.learn(stage, [name for at, name in modules if at == stage])
+        if self._inside is not None:
+            # First, so that hooks have the same order when its marks were on already: that is guarded.
+            self._inside.guard.run(self._inside.attach, modules)
         if self._activations is not None:
             self._activations.guard.run(self._activations.attach, modules, self._module_names)
         if self._features is not None:
@@ -205,6 +215,8 @@ class Readers:
         recording.observer.discard()
         if self._activations is not None:
             self._activations.guard.always(self._activations.forget)
+        if self._inside is not None:
+            self._inside.guard.always(self._inside.forget)
         text = _ENDLESS.format(clock.longest)
         logger.warning("step %d: %s", clock.step, text)
         recording.coverage.note(f"step {clock.step}: {text}")
@@ -307,6 +319,8 @@ class Readers:
             self._momentum.step_ends()
         if self._activations is not None:
             self._activations.guard.always(self._activations.step_ends)
+        if self._inside is not None:
+            self._inside.guard.always(self._inside.step_ends)
         deliveries = self._deliveries() if self._delivers else []
         if skipped:
             recording.coverage.skipped_step(recording.clock.step)

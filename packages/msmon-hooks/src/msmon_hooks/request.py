@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -34,6 +34,8 @@ class Request:
     targets: Targets = field(factory=lambda: Targets({}))
     activations: bool = False
     activation_gradients: bool = False
+    inside_compiled: Literal["", "stored", "all"] = ""
+    """Of modules inside of compiled graphs, too: those tensors that the compiled program has in memory, or all."""
     weight_gradients: bool = False
     each_micro_step: bool = False
     """Weight gradients of every micro-step, not only of the last."""
@@ -61,6 +63,9 @@ class Request:
     on_parameters: Callable[[str, list[dict[str, Any]]], None] | None = None
     """Called with the engine and with what `Attachment.describe` returns, when these have become others since the hooks
     were set."""
+    on_inside: Callable[[dict[str, dict[str, list[str]]]], None] | None = None
+    """Called when it is known of more rows from inside of compiled graphs how they are read: `stored` and `recomputed`
+    to data type to names, those of further stages with the stage in front as in `1:fc.input`."""
     collectives: CollectiveRequest | None = None
     ends_program: bool = False
     """After the first sampled step, when everything of it was delivered, raise `SystemExit(0)`."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from msmon.config import CcConfig, Config
 from msmon.heat_maps import EDGES
 from msmon_hooks import CollectiveRequest, Elements, Feature, Request, Sides, Targets
 from msmon_stats import features
+
+_INSIDE: dict[bool | str, Literal["", "stored", "all"]] = {False: "", "stored": "stored", True: "all"}
 
 
 def make_request(
@@ -20,6 +22,7 @@ def make_request(
     on_structure: Callable[[dict[str, Any]], None],
     on_stacks: Callable[[dict[str, str]], None],
     on_parameters: Callable[[str, list[dict[str, Any]]], None] | None = None,
+    on_inside: Callable[[dict[str, dict[str, list[str]]]], None] | None = None,
 ) -> Request:
     """The request of a configuration.
 
@@ -30,11 +33,13 @@ def make_request(
         on_structure: receives the document of `print_struct`.
         on_stacks: receives the stacks of `stack_info`.
         on_parameters: receives engine and parameters of a model that has changed.
+        on_inside: receives how the rows from inside of compiled graphs are read.
     """
     return Request(
         targets=make_targets(config),
         activations=config.collects_actv,
         activation_gradients=config.collects_actv_grad,
+        inside_compiled=_INSIDE[config.inside_compiled],
         weight_gradients=config.wg_distribution,
         each_micro_step=config.monitor_mbs_grad,
         moments=config.mv_distribution,
@@ -49,6 +54,7 @@ def make_request(
         on_structure=on_structure if config.print_struct else None,
         on_stacks=on_stacks if config.stack_info and "csv" in config.format else None,
         on_parameters=on_parameters,
+        on_inside=on_inside,
         collectives=_collectives(config.cc_distribution) if config.cc_distribution.enable else None,
         ends_program=ends_program(config),
     )

@@ -71,6 +71,7 @@ class Session:
             on_structure=self._on_structure,
             on_stacks=self._on_stacks,
             on_parameters=self._on_parameters,
+            on_inside=self._on_inside,
         )
 
     def begin(self, attachment: Any) -> None:
@@ -111,6 +112,10 @@ class Session:
         present = {(entry["vpp_stage"], entry["name"]) for entry in tensors}
         gone = [one for one in self.pipeline.run_info["tensors"] if (one["vpp_stage"], one["name"]) not in present]
         self.pipeline.run_info["tensors"] = [*tensors, *gone]
+        self.pipeline.begin()
+
+    def _on_inside(self, how: dict[str, dict[str, list[str]]]) -> None:
+        self.pipeline.run_info["inside_compiled"] = how
         self.pipeline.begin()
 
     def _on_structure(self, document: dict[str, Any]) -> None:

@@ -53,6 +53,11 @@ class _After(_Registered):
             self.hook(module, args, kwargs, rest[-1])
 
 
+def hook_functions() -> list[Callable[..., Any]]:
+    """What modules call."""
+    return [_Before.__call__, _After.__call__]
+
+
 @define(slots=True, eq=False)
 class _Watched:
     """A hooked module."""

@@ -30,6 +30,7 @@ from msmon.config.values import (
     DEFAULT_OPS,
     parse_append_output,
     parse_formats,
+    parse_inside,
     parse_ndigits,
     parse_ops,
     parse_rule_name,
@@ -175,6 +176,10 @@ class Config:
 
     backward_only: bool = setting(False, boolean)
     """With `xy_distribution`: gradients of activations, without the activations."""
+
+    inside_compiled: bool | str = setting(False, parse_inside)
+    """With `xy_distribution`: also modules inside of graphs of `torch.compile`; `"stored"`: only what the compiled
+    program has in memory."""
 
     mv_distribution: bool = setting(False, boolean)
     """The optimizer moments exp_avg (m) and exp_avg_sq (v)."""

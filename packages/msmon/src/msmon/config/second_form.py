@@ -105,7 +105,16 @@ def _as_in_first_form(value: object, path: str, problems: Problems) -> object:
     return value
 
 
-SHARED = ("start_step", "step_interval", "collect_times", "step_count_per_record", "format", "alert", "dynamic_on")
+SHARED = (
+    "start_step",
+    "step_interval",
+    "collect_times",
+    "step_count_per_record",
+    "format",
+    "alert",
+    "dynamic_on",
+    "inside_compiled",
+)
 """The fields that both forms have, with the same meaning."""
 
 

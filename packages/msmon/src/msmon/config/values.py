@@ -53,6 +53,14 @@ def parse_ndigits(value: object, path: str, problems: Problems) -> int | None:
     return digits
 
 
+def parse_inside(value: object, path: str, problems: Problems) -> bool | str:
+    """How far to look into compiled graphs."""
+    if isinstance(value, bool) or value == "stored":
+        return value
+    problems.refuse(path, value, 'false, "stored" or true', "" if isinstance(value, str) else f"not {kind(value)}")
+    return False
+
+
 def parse_rule_name(value: object, path: str, problems: Problems) -> str:
     if isinstance(value, str) and value:
         return value
