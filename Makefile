@@ -5,7 +5,11 @@ EDITABLE = $(foreach p,$(PACKAGES),-e packages/$(p))
 BIN = .venv/bin
 ARGS ?=
 
-.PHONY: venv demo test test-mindspore test-trainers test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
+# DeepSpeed compiles this at its first use and keeps it in the user's cache. It takes longer than a test may, and one that is
+# stopped meanwhile leaves a lock for which all others wait.
+SHM_OP = DS_ACCELERATOR=cpu timeout 900 $(BIN)/python -c "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as op; op().load()" > /dev/null
+
+.PHONY: venv demo test test-mindspore test-trainers test-compiled test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -14,6 +18,7 @@ venv: .venv/.ready .venv-mindspore/.ready
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install -q --group dev
 	$(BIN)/python -m pip install -q --no-deps $(EDITABLE)
+	-$(SHM_OP)
 	touch $@
 
 .venv-mindspore/.ready: pyproject.toml $(foreach p,$(PACKAGES),packages/$(p)/pyproject.toml)
@@ -44,6 +49,10 @@ test-mindspore: .venv-mindspore/.ready
 # Optimizers and trainers of other packages, in an environment of their own.
 test-trainers: .venv-trainers/.ready
 	.venv-trainers/bin/python -m pytest tests/trainers $(ARGS)
+
+# Inside of compiled graphs: the whole table of models, dtypes and ways. Compiles for an hour.
+test-compiled: .venv/.ready
+	MSMON_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/compiled -s --timeout 1800 $(ARGS)
 
 # Megatron's tests again, with megatron-core 0.8.0: the last version whose buckets begin their reductions themselves.
 test-old-megatron: .venv/.ready

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from msmon.alerts import AlertHistory
 from msmon.collector import CollectedStep
 from msmon.config import parse_config
-from msmon.session import Session, TrainingProcess
+from msmon.outputs import TrainingProcess
+from msmon.session import Session
 from msmon_hooks import Shard, StepEnd, TensorRef
 from msmon_io import (
     Background,

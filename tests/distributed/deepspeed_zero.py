@@ -48,13 +48,13 @@ def build(
         offload: whether the optimizer's state lies on the CPU.
         given: what the script passes as the optimizer: ``engine``, ``optimizer`` or ``inner``.
         zero: further fields of ``zero_optimization``.
-        frozen: name of a parameter that is not trained.
+        frozen: names of parameters that are not trained.
         one_group: whether the optimizer has one parameter group, not two.
         settings: further fields of DeepSpeed's configuration.
     """
     model = make_model()
-    if frozen:
-        model.get_parameter(frozen).requires_grad_(False)
+    for name in frozen.split():
+        model.get_parameter(name).requires_grad_(False)
     partitioning: dict[str, Any] = {"stage": stage, **(zero or {})}
     if offload:
         partitioning["offload_optimizer"] = {"device": "cpu"}

@@ -1,8 +1,9 @@
-"""What the hooks may cost, counted: operators, copies to the host, tensor memory."""
+"""What the hooks may cost, counted: operators, copies to the host, calls, tensor memory."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import traceback
 import weakref
 from collections import Counter
@@ -223,3 +224,31 @@ def test_nothing_grows(monitor, output_dir):
             gc.collect()
             counts.append(len(gc.get_objects()))
     assert counts[1] <= counts[0] * 1.01 + 50
+
+
+def calls_in_a_step(model, optimizer) -> int:
+    """Functions of ours that Python calls in one step of the training."""
+    found = 0
+
+    def count(frame, event, argument):
+        nonlocal found
+        found += event == "call" and "/msmon" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        step(model, optimizer, torch.randn(4, 16))
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="comprehensions are calls of their own")
+def test_an_unsampled_step_calls_little(monitor):
+    """One or two functions a hook of a module or parameter, and a fixed number around the optimizer's step."""
+    model, optimizer = model_and_optimizer(blocks=6)
+    monitor(model, optimizer, **dict.fromkeys(STATISTICS, True), step_interval=1000)
+    for _ in range(3):
+        step(model, optimizer, torch.randn(4, 16))
+    modules = sum(1 for module in model.modules() if type(module).forward is not nn.Module.forward)
+    parameters = len(list(model.parameters()))
+    assert calls_in_a_step(model, optimizer) <= 2 * modules + 2 * parameters + 110

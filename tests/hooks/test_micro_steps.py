@@ -50,7 +50,7 @@ def compare(train, **clock) -> Monitored:
     return made[0]
 
 
-def gan(order: str):
+def gan(order: str, *, set_to_none: bool = True):
     """A training of both networks; the discriminator's order of calls differs."""
 
     def train(watch):
@@ -73,14 +73,14 @@ def gan(order: str):
             fake = generator(torch.randn(3, 2)).detach()
             if order == "cleared late":
                 loss = discriminator(fake).mean()
-                d.zero_grad()
+                d.zero_grad(set_to_none)
                 loss.backward()
             elif order == "one backward":
                 loss = discriminator(fake).mean() - discriminator(torch.randn(3, 4)).mean()
-                d.zero_grad()
+                d.zero_grad(set_to_none)
                 loss.backward()
             else:
-                d.zero_grad()
+                d.zero_grad(set_to_none)
                 discriminator(fake).mean().backward()
             if order == "penalty":
                 batch = torch.randn(3, 4, requires_grad=True)
@@ -94,9 +94,26 @@ def gan(order: str):
     return train
 
 
-@pytest.mark.parametrize("order", ["usual", "generator first", "frozen", "cleared late", "one backward", "penalty"])
-def test_the_discriminator_in_the_step_of_the_generator(order):
-    seen = compare(gan(order))
+ORDERS = ["usual", "generator first", "frozen", "cleared late", "one backward", "penalty"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_gradient_before_the_reduction_is_none_of_the_generators(order):
+    """One row a step: that of the discriminator's own backward."""
+    expected, _ = gan(order)(lambda *_: None)
+    made = []
+    found, _ = gan(order)(lambda *given: made.append(Monitored(*given, weight_gradients=True, activations=True)))
+    assert found == expected
+    made[0].close()
+    rows = made[0].recorder.rows
+    for step in range(3):
+        assert rows["grad_unreduced", "0.weight", step, None] == rows["grad_reduced", "0.weight", step, None]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_discriminator_in_the_step_of_the_generator(order, set_to_none):
+    seen = compare(gan(order, set_to_none=set_to_none))
     expected = {"one backward": [0, 1], "penalty": [0, 1, 2]}.get(order, [0])
     steps = dict.fromkeys(range(3), expected)
     assert {step: found for step, found in micro_steps(seen, "actv", "0.output").items() if step < 3} == steps

@@ -498,3 +498,47 @@ def test_a_hook_fails(hook, monkeypatch):
         results.append((losses, [parameter.asnumpy().tobytes() for parameter in model.get_parameters()]))
     assert results[0] == results[1]
     assert any("ZeroDivisionError" in note for note in coverage.to_dict()["notes"])
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_steps_that_the_program_ends(given):
+    """Updates by hand, without an optimizer to be seen."""
+    network = nn.Dense(2, 1)
+    parameters = network.trainable_params()
+    coverage = Coverage()
+    recorder, hooks = hooked(network, None, coverage=coverage, **ALL)
+    gradient_of = mindspore.value_and_grad(lambda x: network(x).sum(), None, parameters)
+    kept = []
+    for _ in range(2):
+        before = parameters[0].asnumpy().copy()
+        _, gradients = gradient_of(ops.ones((3, 2)))
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.assign_value(parameter - 0.1 * gradient)
+        kept.append((before, gradients[0].asnumpy(), parameters[0].asnumpy().copy()))
+        hooks.end_step(gradients if given else None)
+    hooks.close()
+    events = [event for event, handle in recorder.rows if handle == -1]
+    assert [event.step for event in events] == [0, 1]
+    for at, data_type in enumerate(("param_origin", "grad_reduced", "param_updated")):
+        rows = [recorder.values[handle] for ref, handle in recorder.rows
+                if getattr(ref, "data_type", "") == data_type and ref.name == "weight"]  # fmt: skip
+        if data_type == "grad_reduced" and not given:
+            assert not rows
+            continue
+        for row, expected in zip(rows, kept, strict=True):
+            np.testing.assert_allclose(row, expected[at], rtol=1e-6)
+    document = coverage.to_dict()
+    assert ("monitor.step(gradients)" in document["without_rows"].get("grad_reduced", "")) is not given
+    reasons = {entry["reason"] for entry in document["missing"] if entry["data_type"] == "exp_avg"}
+    assert reasons == {"no optimizer was given"}
+
+
+def test_a_step_by_hand_beside_those_of_an_optimizer():
+    network = nn.Dense(2, 1)
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    _, hooks = hooked(network, optimizer, weights=True)
+    _, gradients = mindspore.value_and_grad(lambda x: network(x).sum(), None, optimizer.parameters)(ops.ones((3, 2)))
+    optimizer(gradients)
+    with pytest.raises(ValueError, match="counted already"):
+        hooks.end_step()
+    hooks.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -160,6 +161,27 @@ def test_zero_redundancy_optimizer() -> None:
     assert {key[1] for key in rows(monitored) if key[0] == "exp_avg_sq"} == {
         name for name, _ in model.named_parameters()
     }
+
+
+class Sharpened(torch.optim.Optimizer):
+    """As SAM implementations: keeps the weights in the state that it shares with what it wraps, and takes them out."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self.base_optimizer = torch.optim.Adam(self.param_groups)
+        self.state = self.base_optimizer.state
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["old"] = parameter.detach().clone()
+            del self.state[parameter]["old"]
+        self.base_optimizer.step()
+
+
+def test_a_wrapper_that_shares_the_state_of_what_it_wraps() -> None:
+    model = mlp()
+    monitored = moments_of(model, Sharpened(model.parameters()))
+    assert {key[1] for key in rows(monitored) if key[0] == "exp_avg"} == {name for name, _ in model.named_parameters()}
 
 
 def test_optimizers_that_hooks_of_the_gradient_call() -> None:

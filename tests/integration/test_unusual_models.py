@@ -155,3 +155,47 @@ def test_jagged_nested_tensors(write_config, run_dir, caplog):
     assert norms["layers.0.input"] == pytest.approx(torch.cat(parts).norm().item(), rel=1e-6)
     assert norms["layers.2.output"] == pytest.approx(norms[".output"], rel=1e-9)
     assert {"layers.0.output", "layers.1.input", "layers.2.output"} <= set(names(run_dir(), "actv_grad"))
+
+
+class Locked(torch.Tensor):
+    """As third parties make them: its values are somewhere else, and its own method of getting them fails."""
+
+    @staticmethod
+    def __new__(cls, values):
+        return torch.Tensor._make_wrapper_subclass(cls, values.size(), dtype=values.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+    def dequantize(self):
+        raise RuntimeError("not on this device")
+
+
+class Locks(nn.Module):
+    def forward(self, x):
+        return x, Locked(x.detach()), torch.ones(2, dtype=torch.bool).to("meta")
+
+
+class HasLocked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.locks = nn.Linear(3, 4), Locks()
+
+    def forward(self, x):
+        return self.locks(self.first(x))[0]
+
+
+def test_what_has_no_statistics_says_why(write_config, output_dir, caplog):
+    def make():
+        return HasLocked()
+
+    monitor = TrainerMon(write_config(xy_distribution=True, all_xy=True, ops=["norm"]), params_have_main_grad=False)
+    compare(make, torch.randn(2, 3), monitor, caplog)
+    (run_dir,) = output_dir.iterdir()
+    coverage = json.loads((run_dir / "coverage.json").read_text())
+    assert {entry["name"]: entry["reason"] for entry in coverage["missing"] if entry["data_type"] == "actv"} == {
+        "locks.output_1": "a Locked whose values cannot be had: RuntimeError: not on this device",
+        "locks.output_2": "a tensor on the meta device holds no data",
+    }
+    assert len((run_dir / "actv_2-2.csv").read_text().splitlines()) == 7

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from msmon_io import BrokenLine, CsvWriter, HeaderError, convert_to_parquet, create_run_dir, read_arrow, read_csv
+from msmon_io import (
+    BrokenLine,
+    CsvWriter,
+    HeaderError,
+    convert_to_parquet,
+    create_run_dir,
+    data_types_of,
+    read_arrow,
+    read_csv,
+)
 
 from .tables import HOSTILE_NAMES, table
 
@@ -74,6 +83,57 @@ def test_any_file_has_one_meaning(tmp_path: Path, lines: list[bytes], end: bytes
     path = tmp_path / "grad_reduced_0-9.csv"
     path.write_bytes(b"\n".join([header, *lines]) + end)
     assert arrow_rows(path) == plain_rows(path)
+
+
+SECOND_HEADER = b"vpp_stage,step,module_name,scope,micro_step,norm"
+SECOND_GOOD = [b"-1", b"3", b"fc.input.0", b"forward", b"1", b"0.5"]
+SECOND_CELLS = [
+    b"backward",
+    b"reduced",
+    b"unreduced",
+    b"fc.grad_output.1",
+    b"0",
+    b"2",
+    b"-1",
+    b"x",
+    b"",
+    b'"a,b"',
+    b"1e5",
+]
+
+second_changes = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(SECOND_CELLS)), max_size=3)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.lists(second_changes, max_size=8),
+    kind=st.sampled_from(["module", "weight_grad"]),
+    has_micro_step=st.booleans(),
+)
+def test_files_of_the_second_form(
+    tmp_path: Path, changes: list[list[tuple[int, bytes]]], kind: str, has_micro_step: bool
+) -> None:
+    """Both readers take the rows of each data type, and number those of micro-steps alike."""
+    path = tmp_path / f"{kind}_step0-9.csv"
+    lines = [SECOND_HEADER]
+    for one in changes:
+        cells = list(SECOND_GOOD)
+        for at, new in one:
+            cells[at] = new
+        lines.append(b",".join(cells))
+    if not has_micro_step:
+        lines = [b",".join(line.split(b",")[:4] + line.split(b",")[5:]) for line in lines]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    found: list[tuple] = []
+    broken: list[BrokenLine] = []
+    for data_type in data_types_of(path):
+        table = read_arrow(path, data_type, on_broken=broken.append)
+        assert table is not None
+        found += _rows_of(table)
+    rows, plainly_broken = plain_rows(path)
+    assert found == rows
+    assert {*broken} == {*plainly_broken}
+    assert len(plainly_broken) == len({*plainly_broken})
 
 
 @pytest.mark.parametrize("bad", CELLS, ids=repr)

@@ -14,7 +14,7 @@ import pytest
 
 import msmon_io.csv2parquet
 import msmon_io.parquet_writer
-from msmon_io import CsvWriter, ParquetWriter, convert_to_parquet, create_run_dir
+from msmon_io import CsvWriter, ParquetWriter, convert_to_parquet, create_run_dir, stream_batches, stream_path
 
 from .tables import HOSTILE_NAMES, OPS, table
 
@@ -103,7 +103,6 @@ def test_files_are_bounded_and_never_overwritten(tmp_path: Path, monkeypatch: py
             for step in range(5):
                 writer.write(table(step=step))
                 writer.flush()
-                assert sum(one.num_rows for one in writer._files["grad_reduced"].tables) <= 6
             writer.write(table(step=5, ops=["min", "norm"]))
     directory = tmp_path / "parquet/rank=0/data_type=grad_reduced"
     expected = {0: 6, 3: 4, 5: 2}
@@ -111,6 +110,62 @@ def test_files_are_bounded_and_never_overwritten(tmp_path: Path, monkeypatch: py
     assert sizes == {
         f"{run_dir.name}_{step}{suffix}.parquet": count for step, count in expected.items() for suffix in ("", ".1")
     }
+
+
+def test_a_growing_file(tmp_path: Path) -> None:
+    """At any moment the stream has all rows, other tools see a whole file, and in the end there is only that."""
+    run_dir = create_run_dir(tmp_path, 0)
+    directory = tmp_path / "parquet/rank=0/data_type=grad_reduced"
+    part = directory / f"{run_dir.name}_0.parquet"
+    with ParquetWriter(run_dir) as writer:
+        for step in range(6):
+            names = [f"layer.{step // 4}.weight", "fc1.bias"]
+            writer.write(table(step=step, names=names))
+            writer.flush()
+            found = pyarrow.Table.from_batches(stream_batches(stream_path(part)))
+            assert found["step"].to_pylist() == [number for number in range(step + 1) for _ in names]
+            assert found["name"].to_pylist()[-2:] == names
+            seen = pandas.read_parquet(tmp_path / "parquet")["step"].tolist()
+            assert seen == [number for number in range(len(seen) // 2) for _ in names]
+    assert pyarrow.parquet.read_table(part)["step"].to_pylist() == [step for step in range(6) for _ in (0, 1)]
+    assert list(directory.iterdir()) == [part]
+
+
+def test_a_stream_that_breaks_off(tmp_path: Path) -> None:
+    """Cut at any byte it has the rows before."""
+    run_dir = create_run_dir(tmp_path, 0)
+    stream = stream_path(tmp_path / f"parquet/rank=0/data_type=grad_reduced/{run_dir.name}_0.parquet")
+    writer = ParquetWriter(run_dir)
+    sizes = [0]
+    for step in range(3):
+        writer.write(table(step=step, names=["fc1.weight", f"layer.{step}"]))
+        writer.flush()
+        sizes.append(stream.stat().st_size)
+    whole = stream.read_bytes()
+    for size in range(sizes[-1] + 1):
+        stream.write_bytes(whole[:size])
+        steps = [batch["step"][0].as_py() for batch in stream_batches(stream)]
+        assert steps == list(range(len(steps)))
+        assert len(steps) >= sum(size >= written for written in sizes[1:])
+    # What stands behind the rows that were written whole, such as after a failure, goes.
+    stream.write_bytes(whole + b"rubbish")
+    writer.write(table(step=3, names=["fc1.weight", "layer.0"]))
+    writer.close()
+    assert [row["step"] for row in rows(tmp_path / "parquet", "grad_reduced")] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_stream_that_somebody_removes(tmp_path: Path) -> None:
+    """It looks like rubbish. What is in the Parquet file stays, and the next rows go to another file."""
+    run_dir = create_run_dir(tmp_path, 0)
+    directory = tmp_path / "parquet/rank=0/data_type=grad_reduced"
+    with ParquetWriter(run_dir) as writer:
+        writer.write(table(step=0))
+        writer.flush()
+        stream_path(directory / f"{run_dir.name}_0.parquet").unlink()
+        writer.write(table(step=1))
+    assert writer.losses.failures == 0
+    assert sorted(os.listdir(directory)) == [f"{run_dir.name}_0.1.parquet", f"{run_dir.name}_0.parquet"]
+    assert [row["step"] for row in rows(tmp_path / "parquet", "grad_reduced")] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("process_num", [1, 3])

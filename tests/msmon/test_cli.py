@@ -54,8 +54,8 @@ def rows(text):
 def test_help_lists_commands_with_examples_and_exit_status(msmon):
     status, out, err = msmon("--help")
     assert (status, err) == (0, "")
-    assert "  check      validate a configuration, print what it would monitor\n" in out
-    assert "  anomalies  the first anomalies of all ranks, earliest first\n" in out
+    assert "  check          validate a configuration, print what it would monitor\n" in out
+    assert "  anomalies      the first anomalies of all ranks, earliest first\n" in out
     assert "examples:\n  msmon demo " in out
     assert "    2  wrong arguments or input\n" in out
     assert msmon() == (2, "", out)
@@ -90,7 +90,7 @@ def test_an_unknown_command_lists_the_known_ones(msmon):
     status, _, err = msmon("zzz")
     assert status == 2
     assert err.startswith("msmon: unknown command 'zzz', the commands are ")
-    assert "check, anomalies, show" in err
+    assert "check, convert-config, anomalies, show" in err
 
 
 def test_check_prints_what_would_be_monitored(msmon, tmp_path, monkeypatch):

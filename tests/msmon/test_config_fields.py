@@ -26,6 +26,7 @@ EVERYTHING = {
     "all_xy": True,
     "forward_only": True,
     "backward_only": False,
+    "inside_compiled": "stored",
     "mv_distribution": True,
     "mg_direction": True,
     "ur_distribution": True,
@@ -67,6 +68,7 @@ def test_defaults_are_the_documented_ones():
         "all_xy": False,
         "forward_only": False,
         "backward_only": False,
+        "inside_compiled": False,
         "mv_distribution": False,
         "mg_direction": False,
         "ur_distribution": False,
@@ -91,7 +93,7 @@ def test_every_field_round_trips():
     config = parse_config(EVERYTHING)
     assert config.warnings == ()
     assert json.loads(json.dumps(config.to_dict())) == EVERYTHING
-    assert set(EVERYTHING) == {field.name for field in attrs.fields(Config)} - {"source", "warnings"}
+    assert set(EVERYTHING) == {field.name for field in attrs.fields(Config)} - {"second_form", "source", "warnings"}
 
 
 def test_values_as_the_program_sees_them():
@@ -166,17 +168,23 @@ def test_configurations_of_the_older_tool_load(tmp_path):
     assert load_config(path).warnings == ()
 
 
-def test_environment():
-    assert output_dir({}) == output_dir({"MONITOR_OUTPUT_DIR": ""}) == Path("./monitor_output")
-    assert output_dir({"MONITOR_OUTPUT_DIR": "/data/out"}) == Path("/data/out")
-    assert [dynamic_mode({"DYNAMIC_MONITOR": v}) for v in ("True", "true", "TRUE ", "False", "1", "")] == [
-        True, True, True, False, False, False,
-    ]  # fmt: skip
-    assert not dynamic_mode({})
+def test_environment(monkeypatch):
+    monkeypatch.delenv("MONITOR_OUTPUT_DIR", raising=False)
+    monkeypatch.delenv("DYNAMIC_MONITOR", raising=False)
+    assert output_dir() == Path("./monitor_output")
+    assert not dynamic_mode()
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", "")
+    assert output_dir() == Path("./monitor_output")
+
+
+@pytest.mark.parametrize(
+    ("value", "on"), [("True", True), ("tRuE", True), ("TRUE ", True), ("False", False), ("1", False), ("", False)]
+)
+def test_dynamic_mode(monkeypatch, value, on):
+    monkeypatch.setenv("DYNAMIC_MONITOR", value)
+    assert dynamic_mode() is on
 
 
 def test_environment_of_the_process(monkeypatch):
     monkeypatch.setenv("MONITOR_OUTPUT_DIR", "/somewhere")
-    monkeypatch.setenv("DYNAMIC_MONITOR", "tRuE")
     assert output_dir() == Path("/somewhere")
-    assert dynamic_mode()

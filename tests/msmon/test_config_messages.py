@@ -6,9 +6,9 @@ from msmon.config import ConfigError, parse_config
 
 FIELDS = (
     "targets, dynamic_on, start_step, collect_times, step_interval, print_struct, module_ranks, param_distribution, "
-    "wg_distribution, monitor_mbs_grad, xy_distribution, all_xy, forward_only, backward_only, mv_distribution, "
-    "mg_direction, ur_distribution, cc_distribution, stack_info, alert, l2_targets, recording_l2_features, sa_order, "
-    "format, ops, eps, ndigits, step_count_per_record, append_output, squash_name"
+    "wg_distribution, monitor_mbs_grad, xy_distribution, all_xy, forward_only, backward_only, inside_compiled, "
+    "mv_distribution, mg_direction, ur_distribution, cc_distribution, stack_info, alert, l2_targets, "
+    "recording_l2_features, sa_order, format, ops, eps, ndigits, step_count_per_record, append_output, squash_name"
 )
 OPS = "min, max, mean, norm, zeros, nans, std, rms, absmax, infs, shape, dtype"
 TWO_STAMPS = '[] or two time stamps such as ["Dec03_21-34-40", "Dec03_21-34-41"]'
@@ -109,6 +109,7 @@ WARNINGS = [
      "true, so neither activations nor their gradients are collected"),
     ({"all_xy": True}, "all_xy: no effect without xy_distribution"),
     ({"forward_only": True}, "forward_only: no effect without xy_distribution"),
+    ({"inside_compiled": True}, "inside_compiled: no effect without xy_distribution"),
     ({"monitor_mbs_grad": True}, "monitor_mbs_grad: no effect without wg_distribution"),
     ({"ur_distribution": True}, 'ur_distribution: off, since it needs format "tensorboard"'),
     ({"stack_info": True, "format": "api"}, 'stack_info: no effect, since it needs format "csv"'),

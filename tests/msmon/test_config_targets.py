@@ -7,20 +7,20 @@ from msmon.config.selector import parse_selector
 
 
 @pytest.mark.parametrize(
-    ("text", "form", "length", "index"),
+    ("text", "length", "index"),
     [
-        ("", "any", None, None),
-        ("tensor", "tensor", None, None),
-        ("tuple[1]", "sequence", 1, None),
-        ("tuple[1]:0", "sequence", 1, 0),
-        ("tuple[2]:1", "sequence", 2, 1),
-        ("list[3]:2", "sequence", 3, 2),
-        ("list[0]", "sequence", 0, None),
+        ("", None, None),
+        ("tensor", 1, None),
+        ("tuple[1]", 1, None),
+        ("tuple[1]:0", 1, 0),
+        ("tuple[2]:1", 2, 1),
+        ("list[3]:2", 3, 2),
+        ("list[0]", 0, None),
     ],
 )
-def test_forms(text, form, length, index):
+def test_forms(text, length, index):
     selector = parse_selector(text)
-    assert (selector.text, selector.form, selector.length, selector.index) == (text, form, length, index)
+    assert (selector.text, selector.length, selector.index) == (text, length, index)
 
 
 OTHER_TEXTS = ["Tensor", "tuple", "tuple[]", "tuple[1]:", "tuple[-1]", "tuple[1]:0 ", " ", "tuple[1:0]", "dict[1]",
@@ -47,7 +47,7 @@ def test_names():
         "x:y": {"input_grad": "tensor"},
     }
     config = parse_config({"targets": targets})
-    assert [(t.key, t.name, t.stage, t.whole) for t in config.targets] == [
+    assert [(t.key, t.name, t.stage, not t.sides) for t in config.targets] == [
         ("0:a.b", "a.b", 0, True),
         ("a.b", "a.b", None, False),
         ("", "", None, True),
@@ -55,6 +55,6 @@ def test_names():
         ("x:y", "x:y", None, False),
     ]
     everywhere = config.targets[1]
-    assert everywhere.input.form == "any"
-    assert everywhere.output.index == 0
-    assert everywhere.output_grad is None
+    assert everywhere.sides["input"].length is None
+    assert everywhere.sides["output"].index == 0
+    assert "output_grad" not in everywhere.sides

@@ -86,3 +86,12 @@ def test_statistics_and_formats_of_the_configuration_are_those_that_there_are():
 
 def test_columns_of_features_are_no_statistics():
     assert not {column for one in DATA_TYPES.values() for column in one.columns} & set(OPS)
+
+
+def test_the_second_form_places_data_types_that_there_are():
+    from msmon_io.second_form import PLACES
+
+    assert PLACES.keys() <= DATA_TYPES.keys()
+    assert {name for name, place in PLACES.items() if place.numbers_micro_steps} == {
+        name for name in PLACES if DATA_TYPES[name].in_micro_steps
+    }

@@ -11,10 +11,11 @@ import pytest
 triton = pytest.importorskip("triton", minversion="3.0", reason="older ones do nothing without a GPU")
 
 
-def test_interpreted_kernels_pass_the_conformance_tests():
+@pytest.mark.parametrize("chosen", ["Float32", "not Float32"])
+def test_interpreted_kernels_pass_the_conformance_tests(chosen):
     # Triton decides at its import whether it interprets, so this needs a process of its own.
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", str(Path(__file__).parent / "interpreted_triton.py")],
+        [sys.executable, "-m", "pytest", "-q", "-k", chosen, str(Path(__file__).parent / "interpreted_triton.py")],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -88,7 +88,10 @@ def test_the_values_inside_of_a_wrapper(kind, parameter):
 
 
 def test_a_wrapper_that_cannot_be_unpacked_is_skipped_alone():
-    assert PartialBuffer().measure([Raises(torch.ones(3)), torch.ones(2)], 1e-8) == [-1, 0]
+    wrapper = Raises(torch.ones(3))
+    assert PartialBuffer().measure([wrapper, torch.ones(2)], 1e-8) == [-1, 0]
+    reason = "a Raises whose values cannot be had: RuntimeError: not on this device"
+    assert msmon_stats.unsupported_reason(wrapper) == reason
 
 
 @pytest.mark.parametrize("jagged", [False, pytest.param(True, marks=pytest.mark.skipif(not HAS_JAGGED, reason="2.2"))])

@@ -46,8 +46,15 @@ class Outcome:
 
 def outcome(losses: Iterable[float], model: nn.Module) -> Outcome:
     """The weights as they are now."""
-    bits = {name: p.detach().contiguous().view(torch.uint8).numpy().tobytes() for name, p in model.named_parameters()}
+    parts = {name: _local(parameter.detach()).reshape(-1) for name, parameter in model.named_parameters()}
+    bits = {name: part.view(torch.uint8).numpy().tobytes() for name, part in parts.items()}
     return Outcome(losses=list(losses), weights=bits)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The rank's part of a DTensor."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
 
 
 class Probe:
@@ -58,10 +65,12 @@ class Probe:
     Args:
         parameter: by its name in the model that is watched.
         module: likewise; None: no output is looked at.
+        last: of a step's forwards only the last is one of the training.
     """
 
-    def __init__(self, parameter: str, module: str | None) -> None:
+    def __init__(self, parameter: str, module: str | None, *, last: bool = False) -> None:
         self.parameter, self.module = parameter, module
+        self.last = last
         self.gradients: list[float] = []
         self.moments: list[float | None] = []
         self.outputs: list[list[float]] = []
@@ -100,8 +109,9 @@ class Probe:
 
     def _updates(self, optimizer: Optimizer) -> bool:
         wanted = self.parameters[self.parameter]
-        # A container of optimizers has all parameters, too.
-        groups = [] if hasattr(optimizer, "optimizers") else optimizer.param_groups
+        # What has others inside has all parameters, too.
+        outer = any(hasattr(optimizer, name) for name in ("optimizers", "base_optimizer", "optim"))
+        groups = [] if outer else optimizer.param_groups
         return any(one is wanted for group in groups for one in group["params"])
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -110,20 +120,21 @@ class Probe:
             self.moments.append(norm(state["exp_avg"]) if "exp_avg" in state else None)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # An optimizer that steps in a backward is one of many.
+        self.with_gradient |= {name for name, one in self.parameters.items() if one.grad is not None}
         if not self._updates(optimizer):
             return
-        self.with_gradient |= {name for name, one in self.parameters.items() if one.grad is not None}
         self.kept |= {n: set(optimizer.state[p]) for n, p in self.parameters.items() if p in optimizer.state}
         gradient = self.parameters[self.parameter].grad
         assert gradient is not None
         self.gradients.append(norm(gradient))
-        self.outputs.append(self._now)
+        self.outputs.append(self._now[-1:] if self.last else self._now)
         self._now = []
 
 
 def norm(tensor: torch.Tensor) -> float:
     """In double precision."""
-    return float(tensor.detach().double().norm())
+    return float(_local(tensor.detach()).double().norm())
 
 
 @frozen(kw_only=True)
@@ -149,6 +160,8 @@ def judge(
     first_step: int = 0,
     rank: int = 0,
     output: str | None = None,
+    chunks: bool = False,
+    unreduced: float | None = None,
     allowed: Callable[[dict[str, str]], bool] = lambda entry: False,
 ) -> Verdict:
     """Compare what the monitor wrote with what the probe saw in the training without it.
@@ -156,10 +169,12 @@ def judge(
     Args:
         first_step: number of the first recorded step; the probe's first step has it.
         output: name of the row of the watched output, where it is not `<module>.output`.
+        chunks: the model is a list of chunks, and its name of a parameter begins with the number of one.
+        unreduced: by what the gradient of the backwards is multiplied until it is consumed; None: nobody can tell.
         allowed: entries of `missing` whose reason the caller knows to be true.
     """
     run_dir = max(output_dir.glob(f"*-rank{rank}-*"), key=lambda path: path.stat().st_mtime_ns)
-    rows = read_rows(run_dir)
+    rows = read_rows(run_dir, chunks=chunks)
     losses = "" if (monitored.losses, monitored.weights) == (plain.losses, plain.weights) else "differ"
     assert plain.losses
     named = output or f"{probe.module}.output"
@@ -167,11 +182,13 @@ def judge(
     for at, (gradient, moment, means) in enumerate(zip(probe.gradients, probe.moments, probe.outputs, strict=True)):
         step = first_step + at
         expected["grad_reduced", probe.parameter, step, None] = ("norm", gradient)
+        if unreduced is not None:
+            expected["grad_unreduced", probe.parameter, step, None] = ("norm", gradient / unreduced)
         if moment is not None:
             expected["exp_avg", probe.parameter, step, None] = ("norm", moment)
         for micro_step, mean in enumerate(means):
             expected["actv", named, step, micro_step] = ("mean", mean)
-    assert {kind for kind, *_ in expected} >= {"grad_reduced", "actv"}
+    assert {kind for kind, *_ in expected} >= {"grad_reduced", *(["actv"] if probe.module else [])}
     wrong = [
         f"{key}: {rows.get(key, {}).get(op)} instead of {value}"
         for key, (op, value) in expected.items()
@@ -184,7 +201,8 @@ def judge(
     steps = sorted({step for kind, _, step, _ in rows if kind == "grad_reduced"})
     wanted = list(range(first_step, first_step + len(probe.gradients)))
     coverage = json.loads((run_dir / "coverage.json").read_text())
-    untrue = [str(entry) for entry in [*coverage["missing"], *coverage["apart"]] if not _true(entry, probe, allowed)]
+    entries = [*coverage["missing"], *coverage["apart"]]
+    untrue = [str(entry) for entry in entries if not _true(_of_chunks(entry) if chunks else entry, probe, allowed)]
     return Verdict(
         losses=losses,
         rows="; ".join(wrong[:3]),
@@ -199,14 +217,18 @@ def _is_of(key: Key, named: str, again: str) -> bool:
     return kind == "actv" and (name == named or (name.startswith(again) and name.endswith(".output")))
 
 
-def read_rows(run_dir: Path) -> dict[Key, dict[str, float]]:
-    """Data type, name, step and micro-step -> the statistics."""
+def _of_chunks(entry: dict[str, str]) -> dict[str, str]:
+    return {**entry, "name": entry["name"].replace(":", ".", 1)}
+
+
+def read_rows(run_dir: Path, *, chunks: bool = False) -> dict[Key, dict[str, float]]:
+    """Data type, name, step and micro-step -> the statistics. `chunks`: names begin with the number of a chunk."""
     found = {}
     for path in run_dir.glob("*_*-*.csv"):
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                micro_step = row.pop("micro_step", None)
-                key = path.name.rpartition("_")[0], row.pop("name"), int(row.pop("step"))
+                micro_step, stage, name = row.pop("micro_step", None), row.pop("vpp_stage"), row.pop("name")
+                key = path.name.rpartition("_")[0], f"{stage}.{name}" if chunks else name, int(row.pop("step"))
                 found[(*key, None if micro_step is None else int(micro_step))] = {k: float(v) for k, v in row.items()}
     return found
 

@@ -10,22 +10,13 @@ import pytest
 from torch import multiprocessing
 
 from .conftest import Row
-from .pipelines import WAYS, run
+from .pipelines import WAYS, compare, run
 from .probe import Verdict
 
 everywhere = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="a case of `make test-trainers`")
 
-KNOWN = {
-    "pipelining, 1F1B, shapes inferred": "the forward that infers shapes counts as a micro-step",
-    "DeepSpeed PipelineEngine": "all micro-steps are 0",
-}
 
-
-def marks(way: str) -> list[pytest.MarkDecorator]:
-    return [everywhere, pytest.mark.xfail(reason=KNOWN[way], strict=True)] if way in KNOWN else [everywhere]
-
-
-@pytest.mark.parametrize("way", [pytest.param(way, marks=marks(way)) for way in WAYS])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=everywhere) for way in WAYS])
 def test_pipeline(way: str, tmp_path: Path, verdict: Row) -> None:
     if "DeepSpeed" in way:
         pytest.importorskip("deepspeed")
@@ -36,3 +27,8 @@ def test_pipeline(way: str, tmp_path: Path, verdict: Row) -> None:
         for column in ("losses", "rows", "steps", "coverage")
     }
     verdict(way, Verdict(**joined))
+
+
+@everywhere
+def test_split_backwards(tmp_path: Path) -> None:
+    multiprocessing.spawn(compare, args=(str(tmp_path),), nprocs=2)

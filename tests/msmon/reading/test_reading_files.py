@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msmon.reading import Run, UnusableRun, open_run
 from msmon.reading.blocks import read_blocks
 from msmon.reading.index import Index, build_index
-from msmon_io import ParquetWriter, Table, read_csv
+from msmon_io import ParquetWriter, Table, read_csv, steps_of
 
 from .files import write_rank
 
@@ -83,8 +83,8 @@ def test_parquet_gives_what_csv_gives(trained: Callable[[str], Path], tmp_path: 
         target.mkdir()
         with ParquetWriter(target, rank=rank.rank) as writer:
             for data_type in ("actv", "grad_reduced"):
-                for file in rank.files[data_type]:
-                    for table in read_csv(file.path):
+                for path in sorted(rank.directory.glob(f"{data_type}_[0-9]*.csv"), key=steps_of):
+                    for table in read_csv(path):
                         writer.write(table)
     stored = open_run(tmp_path)
     assert stored.data_types == ("actv", "grad_reduced")
@@ -102,18 +102,21 @@ def test_parquet_gives_what_csv_gives(trained: Callable[[str], Path], tmp_path: 
     assert same(cells(alone, "actv"), {k: v for k, v in cells(run, "actv").items() if k[0] == 1})
 
 
-def test_a_store_of_several_files_with_a_changed_shape(tmp_path: Path) -> None:
-    """Beyond 65,000 rows a new file begins; `nans` is an integer column there, `shape` holds text."""
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_store_of_several_row_groups(tmp_path: Path, ended: bool) -> None:
+    """Beyond 131,000 rows a new group begins; `nans` is an integer column, `shape` holds text. A writer at work has
+    its rows in a stream."""
     run_dir = tmp_path / "Nov29_10-00-00-rank0-00000000"
     run_dir.mkdir()
     names = [f"p{i}" for i in range(5000)]
-    with ParquetWriter(run_dir) as writer:
-        for step in range(30):
-            values = np.stack([np.arange(5000) + step / 100, np.full(5000, step % 2)], axis=1)
-            text = {"shape": ["[1]"] * 5000}
-            table = Table(data_type="grad_reduced", step=step, names=names, vpp_stages=[0] * 5000,
-                          ops=["norm", "shape", "nans"], values=values, text=text)  # fmt: skip
-            writer.write(table)
+    writer = ParquetWriter(run_dir)
+    for step in range(30):
+        values = np.stack([np.arange(5000) + step / 100, np.full(5000, step % 2)], axis=1)
+        text = {"shape": ["[1]"] * 5000}
+        table = Table(data_type="grad_reduced", step=step, names=names, vpp_stages=[0] * 5000,
+                      ops=["norm", "shape", "nans"], values=values, text=text)  # fmt: skip
+        writer.write(table)
+    writer.close() if ended else writer.flush()
     run = open_run(tmp_path)
     assert len(run.ranks[0].files["grad_reduced"]) > 1
     index = build_index(run, "grad_reduced")

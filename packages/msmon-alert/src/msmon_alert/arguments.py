@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 
@@ -20,20 +21,13 @@ def number(
     if value is None and optional:
         return None
     wanted = "an integer" if integer else "a number"
-    limits = [
-        f"{word} {limit:g}" for word, limit in ((">", above), (">=", at_least), ("<=", at_most)) if limit is not None
-    ]
-    allowed = " ".join([wanted, " and ".join(limits)]).strip() + (" or null" if optional else "")
+    every = ((">", above, operator.gt), (">=", at_least, operator.ge), ("<=", at_most, operator.le))
+    limits = [(word, limit, holds) for word, limit, holds in every if limit is not None]
     right_type = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
-    if (
-        not right_type
-        or not math.isfinite(value)
-        or (above is not None and value <= above)
-        or (at_least is not None and value < at_least)
-        or (at_most is not None and value > at_most)
-    ):
-        return f"{name}: {value!r} is not allowed; it takes {allowed}"
-    return None
+    if right_type and math.isfinite(value) and all(holds(value, limit) for _, limit, holds in limits):
+        return None
+    allowed = " ".join([wanted, " and ".join(f"{word} {limit:g}" for word, limit, _ in limits)]).strip()
+    return f"{name}: {value!r} is not allowed; it takes {allowed}{' or null' if optional else ''}"
 
 
 def require(*problems: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import attrs
 import numpy as np
@@ -87,7 +88,7 @@ class TagIndex:
         return layout
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class Batch:
     """One table of one step, ready for the rules. n tensors, k statistics."""
 
@@ -101,7 +102,6 @@ class Batch:
     discrete: Bools
     """[n], the tensor is of an integer or bool type."""
     layout: Layout = attrs.field(repr=False)
-    _cache: dict[str, Bools] = attrs.field(factory=dict, repr=False, init=False)
 
     @property
     def rows(self) -> Rows:
@@ -113,35 +113,29 @@ class Batch:
         """Row of each tensor, which is the same for all its data types (`param_origin` and `param_updated`)."""
         return self.layout.tensors
 
+    def column(self, stat: str) -> Floats:
+        """The values [n] of a statistic that is there."""
+        return self.values[:, self.stats.index(stat)]
+
     def columns(self) -> Iterator[tuple[int, str, Floats]]:
         """Index, name and values [n] of each statistic that is a number."""
         for index, stat in enumerate(self.stats):
             if stat not in NO_NUMBERS:
                 yield index, stat, self.values[:, index]
 
-    @property
+    @cached_property
     def holds_nan(self) -> Bools:
         """[n], the tensor holds a NaN. The mean or std of a tensor may be nan because it holds Inf; min, max, norm and
         the count of NaN are not, so where the table has one of these it decides."""
-        if "nan" not in self._cache:
-            proofs = [values for _, stat, values in self.columns() if stat in _PROVE_NAN]
-            counted = [values for _, stat, values in self.columns() if stat == "nans"]
-            if not proofs and not counted:
-                proofs = [values for _, _, values in self.columns()]
-            found = np.zeros(len(self.values), dtype=np.bool_)
-            for values in proofs:
-                found |= np.isnan(values)
-            for values in counted:
-                found |= ~(values <= 0)
-            self._cache["nan"] = found
-        return self._cache["nan"]
+        proofs = [~(values <= 0) for _, stat, values in self.columns() if stat == "nans"]
+        proofs += [np.isnan(values) for _, stat, values in self.columns() if stat in _PROVE_NAN]
+        return self._any(proofs or [np.isnan(values) for _, _, values in self.columns()])
 
-    @property
+    @cached_property
     def holds_inf(self) -> Bools:
         """[n], some statistic shows that the tensor holds Inf."""
-        if "inf" not in self._cache:
-            found = np.zeros(len(self.values), dtype=np.bool_)
-            for _, stat, values in self.columns():
-                found |= values > 0 if stat == "infs" else np.isinf(values)
-            self._cache["inf"] = found
-        return self._cache["inf"]
+        return self._any([values > 0 if stat == "infs" else np.isinf(values) for _, stat, values in self.columns()])
+
+    def _any(self, proofs: list[Bools]) -> Bools:
+        found: Bools = np.logical_or.reduce([np.zeros(len(self.values), dtype=np.bool_), *proofs])
+        return found

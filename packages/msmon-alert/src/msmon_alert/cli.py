@@ -83,7 +83,9 @@ def _text(found: SortedAnomalies, count: int) -> str:
     records = list(found.first.values())
     if not records:
         return "No anomalies."
-    table = render([row(record) for record in records[:count]], colour=_colour())
+    table = render(
+        [row(record) for record in records[:count]], colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    )
     account = "\n".join(map(printable, explain(records)))
     shown = min(count, len(records))
     return f"{table}\n\n{account}\n{shown} of {found.seen} anomalies in {found.files} files, earliest first."
@@ -134,7 +136,3 @@ def _out_folder(text: str | None, file: Path) -> Path:
     if out.exists() and not out.is_dir():
         raise _ArgumentError(f"-o/--out_path: {out} is not a directory")
     return out
-
-
-def _colour() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -53,28 +53,23 @@ def rules_from_config(rules: Any) -> list[Rule]:
     """
     if not isinstance(rules, list):
         raise ValueError(f"rules: {rules!r} is not allowed; it takes a list of {{'rule_name': ..., 'args': {{...}}}}")
-    made: list[Rule] = []
+    made: list[Rule | None] = []
     problems: list[str] = []
     for position, spec in enumerate(rules):
-        try:
-            made.append(_make(spec))
-        except _Problems as found:
-            problems.extend(f"rules[{position}]{line}" for line in found.lines)
+        lines: list[str] = []
+        made.append(_make(spec, lines))
+        problems += [f"rules[{position}]{line}" for line in lines]
     if problems:
         raise ValueError("\n".join(problems))
-    return made
+    return [rule for rule in made if rule is not None]
 
 
-class _Problems(Exception):
-    def __init__(self, *lines: str) -> None:
-        super().__init__(*lines)
-        self.lines = lines
-
-
-def _make(spec: Any) -> Rule:
+def _make(spec: Any, problems: list[str]) -> Rule | None:
+    """None: there are problems."""
     if not isinstance(spec, Mapping):
-        raise _Problems(f": {spec!r} is not allowed; it takes an object with rule_name and args")
-    problems = [
+        problems.append(f": {spec!r} is not allowed; it takes an object with rule_name and args")
+        return None
+    problems += [
         f".{key}: unknown key; allowed are rule_name and args{_near(str(key), ['rule_name', 'args'])}"
         for key in spec
         if key not in ("rule_name", "args")
@@ -83,57 +78,42 @@ def _make(spec: Any) -> Rule:
     if not isinstance(args, Mapping):
         problems.append(f".args: {args!r} is not allowed; it takes an object of arguments")
         args = None
-    name = spec.get("rule_name")
-    if not isinstance(name, str):
-        state = "is missing" if "rule_name" not in spec else f"{name!r} is not allowed"
-        raise _Problems(*problems, f".rule_name: {state}; it takes one of {', '.join(rule_names())}")
-    try:
-        found = rule_class(name)
-    except KeyError:
-        raise _Problems(
-            *problems,
-            f".rule_name: unknown rule {name!r}; known are {', '.join(rule_names())}{_near(name, rule_names())}",
-        ) from None
-    except ValueError as error:
-        raise _Problems(*problems, f".rule_name: {error}") from error
-    if args is None:
-        raise _Problems(*problems)
-    problems.extend(_unknown_arguments(found, args))
-    missing = _missing_arguments(found, args)
-    problems.extend(missing)
-    rule = None
-    if not missing:
-        known = _parameters(found)
-        try:
-            rule = found(**{key: value for key, value in args.items() if key in known})
-        except (TypeError, ValueError) as error:
-            for line in str(error).splitlines():
-                problems.append(f".args.{line}" if line.partition(":")[0] in known else f".args: {line}")
-    if problems or rule is None:
-        raise _Problems(*problems)
-    return rule
-
-
-def _parameters(rule: type[Rule]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(rule).parameters
-
-
-def _unknown_arguments(rule: type[Rule], args: Mapping[str, Any]) -> list[str]:
-    known = list(_parameters(rule))
-    allowed = ", ".join(known) or "none"
-    return [
-        f".args.{key}: {rule.__name__} has no such argument; allowed: {allowed}{_near(str(key), known)}"
+    found = _class_of(spec, problems)
+    if found is None or args is None:
+        return None
+    known = inspect.signature(found).parameters
+    problems += [
+        f".args.{key}: {found.__name__} has no such argument; allowed: {', '.join(known) or 'none'}"
+        f"{_near(str(key), list(known))}"
         for key in args
         if key not in known
     ]
+    missing = [key for key, parameter in known.items() if parameter.default is parameter.empty and key not in args]
+    problems += [f".args.{key}: is missing; {found.__name__} needs it" for key in missing]
+    if missing:
+        return None
+    try:
+        return found(**{key: value for key, value in args.items() if key in known})
+    except (TypeError, ValueError) as error:
+        lines = str(error).splitlines()
+        problems += [f".args.{line}" if line.partition(":")[0] in known else f".args: {line}" for line in lines]
+        return None
 
 
-def _missing_arguments(rule: type[Rule], args: Mapping[str, Any]) -> list[str]:
-    return [
-        f".args.{key}: is missing; {rule.__name__} needs it"
-        for key, parameter in _parameters(rule).items()
-        if parameter.default is parameter.empty and key not in args
-    ]
+def _class_of(spec: Mapping[Any, Any], problems: list[str]) -> type[Rule] | None:
+    name, names = spec.get("rule_name"), ", ".join(rule_names())
+    if not isinstance(name, str):
+        state = "is missing" if "rule_name" not in spec else f"{name!r} is not allowed"
+        problems.append(f".rule_name: {state}; it takes one of {names}")
+        return None
+    try:
+        return rule_class(name)
+    except KeyError:
+        near = _near(name, rule_names())
+        problems.append(f".rule_name: unknown rule {name!r}; known are {names}{near}")
+    except ValueError as error:
+        problems.append(f".rule_name: {error}")
+    return None
 
 
 def _near(name: str, known: list[str]) -> str:

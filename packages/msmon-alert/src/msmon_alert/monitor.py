@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from msmon_alert.alert import Alert, Fired
@@ -102,9 +103,8 @@ class Monitor:
             return self._judge(batch, range(len(table)))
         alerts = []
         for positions in layout.rounds:
-            part = Batch(
-                step=step,
-                stats=names,
+            part = attrs.evolve(
+                batch,
                 values=table[positions],
                 no_grad=batch.no_grad[positions],
                 discrete=batch.discrete[positions],

@@ -58,8 +58,6 @@ def load_state(path: str | os.PathLike[str]) -> dict[str, Any]:
                 prefix = f"{number}/"
                 names = [name for name in file.files if name.startswith(prefix)]
                 rule["arrays"] = {name[len(prefix) :]: file[name] for name in names}
-    except OSError:
-        raise
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{os.fspath(path)}: not a saved state of msmon_alert.Monitor ({error})") from error
     return meta

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import attrs
@@ -81,7 +81,10 @@ def first_anomalies(
         before = seen
         read += 1
         try:
-            for key, record in _records(path, notes):
+            for key, record in RecordReader(path):
+                if not (isinstance(record, dict) and "step" in record):
+                    notes.append(f"{path}: record {key!r} skipped: it is not an object with a step")
+                    continue
                 if wanted and record["step"] not in wanted:
                     continue
                 try:
@@ -96,11 +99,3 @@ def first_anomalies(
             notes.append(f"broken file skipped{kept}: {error}")
         advance(1)
     return SortedAnomalies(first=dict(first), seen=seen, files=read, unread=unread, notes=tuple(notes))
-
-
-def _records(path: str | Path, notes: list[str]) -> Iterator[tuple[str, Record]]:
-    for key, record in RecordReader(path):
-        if isinstance(record, dict) and "step" in record:
-            yield key, record
-        else:
-            notes.append(f"{path}: record {key!r} skipped: it is not an object with a step")

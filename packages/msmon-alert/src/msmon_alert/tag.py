@@ -77,8 +77,7 @@ class Tag:
         'loss'
         """
         found = _TAG.fullmatch(text)
-        if found is None:  # every group is optional, so this cannot be
-            raise AssertionError(text)
+        assert found is not None  # every group is optional
         vpp, name, micro, rank = (found[part] for part in ("vpp", "name", "micro", "rank"))
         if micro is not None and not in_micro_steps(found["kind"] or ""):
             name, micro = f"{name}:{micro}", None

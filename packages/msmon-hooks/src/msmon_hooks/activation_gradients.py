@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from msmon_hooks.events import TensorRef
 from msmon_hooks.hooks import Hook
 from msmon_hooks.module_calls import ModuleCall
 from msmon_hooks.recording import Recording
@@ -16,8 +17,10 @@ OUTPUT = ("output_grad", 1)
 
 _NONE = "autograd gave None as its gradient: it is not used, or a backward function of the program's own says so"
 
-Uses = list[tuple[ModuleCall, str, tuple[int, int]]]
-"""The calls that saw a tensor, each with the tensor's name there and its position: side, index among the tensors."""
+Use = tuple[ModuleCall, str, tuple[int, int]]
+"""A call that saw a tensor, with the tensor's name there and its position: side, index among the tensors."""
+
+Uses = list[Use]
 
 
 class _GradientOf(Hook):
@@ -29,10 +32,14 @@ class _GradientOf(Hook):
         self.step = step
         self.is_leaf = is_leaf
         self.uses: Uses = []
+        self.was_read = False
 
     def fire(self, gradient: Any) -> None:
         # A graph that outlives its step belongs to no row.
         if self.uses and self.owner.clock.step == self.step and self.owner.clock.sampled:
+            if self.was_read and self.owner.in_weight_pass():
+                return
+            self.was_read = True
             self.owner.read(self.uses, gradient)
             if self.is_leaf:
                 # Every backward that reaches a leaf calls its hook; the uses so far have had theirs.
@@ -49,6 +56,7 @@ class ActivationGradients:
     def __init__(self, recording: Recording) -> None:
         self.guard = recording.guards("activation gradients")
         self.clock = recording.clock
+        self.in_weight_pass = recording.framework.in_weight_pass
         self._recording = recording
         self._hooks: dict[int, tuple[weakref.ref[Any], int | None, _GradientOf]] = {}
         self._expected: set[tuple[int, str]] = set()
@@ -89,13 +97,15 @@ class ActivationGradients:
             return
         (handle,) = recording.observer.measure([gradient], recording.loss_scale.of(gradient))
         shape, dtype, _ = recording.framework.describe(gradient)
-        refs = []
-        for call, name, position in uses:
-            order = (call.micro_step, -call.end, *position)
-            number = self.clock.next_call_id()
-            stage = call.site.vpp_stage
-            refs.append(recording.refs.ref("actv_grad", name, stage, call.micro_step, number, order, shape, dtype))
+        refs = [self.ref(use, shape, dtype) for use in uses]
         recording.observer.record(refs, [handle] * len(refs))
+
+    def ref(self, use: Use, shape: tuple[int, ...], dtype: str) -> TensorRef:
+        """The description of a gradient that is read now."""
+        call, name, position = use
+        order = (call.micro_step, -call.end, *position)
+        number, stage = self.clock.next_call_id(), call.site.vpp_stage
+        return self._recording.refs.ref("actv_grad", name, stage, call.micro_step, number, order, shape, dtype)
 
     def step_ends(self) -> None:
         """Forget the step's tensors and take the hooks of leaves off."""

@@ -58,7 +58,7 @@ class Attachment:
         self._after_step = after_step
         self._readers: Readers | None = None
         self._registrations = Registrations()
-        """Of what notices the optimizer's steps."""
+        """Of what notices the optimizer's steps, and of what stays while other things are read."""
         self._switching = Guarded("start and stop", self._failed)
         self._steps = hooks.optimizer_steps(Guarded("steps", self._failed), self)
         self.loss_scale = hooks.loss_scale(Guarded("scaled losses", self._failed), self._steps)
@@ -124,13 +124,15 @@ class Attachment:
             recording = self._record(request, observer)
             self._read(recording, self._hooks.find_source(self._models, self._optimizer, recording))
 
-    def end_step(self) -> None:
+    def end_step(self, gradients: Any = None) -> None:
         """The weights are updated, in a loop in which no optimizer's step says so.
+
+        `gradients`: what was consumed, see `msmon_hooks.optimizer_steps.OptimizerSteps.end_by_hand`.
 
         Raises:
             ValueError: steps of an optimizer are counted.
         """
-        self._steps.end_by_hand()
+        self._steps.end_by_hand(gradients)
 
     def begin_micro_step(self) -> None:
         """A training forward begins, in a loop that calls parts of the model instead of the model."""
@@ -153,7 +155,7 @@ class Attachment:
         )
 
     def _read(self, recording: Recording, source: GradientSource) -> None:
-        self._readers = Readers(self._hooks, self._models, source, recording, self._steps)
+        self._readers = Readers(self._hooks, self._models, source, recording, self._steps, self._registrations)
         try:
             self._readers.attach()
         except BaseException:

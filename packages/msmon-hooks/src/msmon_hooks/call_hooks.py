@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from msmon_hooks.clock import Clock
 from msmon_hooks.hooks import Hook
 
 
 class CallHook(Hook):
     """A hook on calls of a module."""
+
+    clock: Clock | None = None
+    """It has nothing to do in steps that this does not sample; None: it fires in all."""
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The module is called, or has returned `output`."""

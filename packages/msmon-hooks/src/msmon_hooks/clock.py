@@ -78,6 +78,8 @@ class Clock:
         self._schedule = schedule or Schedule()
         self.sampled = self._schedule.samples(self.step, self.taken)
         """Whether the step in flight is recorded."""
+        self.switches: list[Callable[[], None]] = []
+        """Called when `sampled` may be another one."""
 
     @property
     def micro_step(self) -> int:
@@ -109,12 +111,21 @@ class Clock:
 
     def give_up(self) -> None:
         """The step in flight is not recorded any more."""
-        self.sampled = False
+        self._switch(False)
+
+    def _switch(self, sampled: bool) -> None:
+        self.sampled = sampled
+        for switch in self.switches:
+            switch()
 
     @property
     def in_last_micro_step(self) -> bool:
         """Whether the gradients of the backward that runs complete the accumulation."""
-        return self.backward_micro_step - self._first == self.grad_acc_steps - 1
+        return self.is_last(self.backward_micro_step)
+
+    def is_last(self, micro_step: int) -> bool:
+        """Whether the gradients of that micro-step's backward complete the accumulation."""
+        return micro_step - self._first == self.grad_acc_steps - 1
 
     @property
     def exhausted(self) -> bool:
@@ -125,7 +136,7 @@ class Clock:
         """Put another schedule into force, from the step in flight on; so many of its samples were taken already."""
         self._schedule = schedule
         self.taken = taken
-        self.sampled = schedule.samples(self.step, taken)
+        self._switch(schedule.samples(self.step, taken))
 
     def forward_begins(self, stage: int = 0) -> None:
         """A training forward of a root module begins, and with it a micro-step of that model chunk."""
@@ -156,5 +167,5 @@ class Clock:
         self.step += 1
         self.restart()
         self.next_call_id = count().__next__
-        self.sampled = self._schedule.samples(self.step, self.taken)
+        self._switch(self._schedule.samples(self.step, self.taken))
         return event

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from msmon_hooks.hooks import Hook
@@ -62,6 +62,10 @@ class Framework(Protocol):
     def is_called(self, module: Any) -> bool:
         """Whether a module has a forward of its own; containers have none."""
 
+    def roots(self, model: Any) -> Sequence[Any]:
+        """The modules whose call is a forward of the model: itself, and those that it wraps, since engines call them
+        in its place."""
+
     def unseen(self, modules: Iterable[Any]) -> dict[int, str]:
         """`id` of modules whose calls no hook sees, with the reason."""
 
@@ -89,8 +93,15 @@ class Framework(Protocol):
     def is_training(self, root: Any) -> bool:
         """Whether a forward of the root module that begins now is one of the training."""
 
+    def is_rehearsing(self) -> bool:
+        """Whether what runs now only finds something out for the training, such as the shapes of what the stages of a
+        pipeline hand on. Asked before the first forward of a step."""
+
     def in_backward(self) -> bool:
         """Whether a module that runs now is run again by a backward (checkpointing)."""
+
+    def in_weight_pass(self) -> bool:
+        """Whether a backward runs that goes over parts of the graph again, for the gradients of weights alone."""
 
     def is_capturing(self) -> bool:
         """Whether operators that run now are captured into a graph of a device. Nothing may be computed meanwhile."""

@@ -12,6 +12,7 @@ from msmon_hooks.call_hooks import CallHooks
 from msmon_hooks.collective_rows import CollectiveRows
 from msmon_hooks.framework import Framework
 from msmon_hooks.gradients import GradientSource
+from msmon_hooks.guard import Guarded
 from msmon_hooks.loss_scale import LossScale
 from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.parameters import Weight
@@ -35,6 +36,24 @@ class ModelChanges(Protocol):
         """Let go of the model."""
 
 
+class InsideCompiled(Protocol):
+    """Reads the tensors of modules that run inside of compiled graphs."""
+
+    guard: Guarded
+
+    def attach(self, modules: Mapping[tuple[int, str], Any]) -> None:
+        """Mark the modules that are asked for. Called again: what has changed since."""
+
+    def forget(self) -> None:
+        """Of the step in flight nothing more will be read."""
+
+    def step_ends(self) -> None:
+        """The same, and it is over."""
+
+    def close(self) -> None:
+        """Take everything off; harmless when called again."""
+
+
 @frozen(kw_only=True)
 class FrameworkHooks:
     """What a framework's half of the hooks consists of; `msmon_hooks.torch.attach.HOOKS` is the one of PyTorch."""
@@ -56,5 +75,8 @@ class FrameworkHooks:
     momentum of None before the first update."""
     model_changes: Callable[[Sequence[Any], Any, Callable[[], None]], ModelChanges] | None = None
     """From models, optimizer and what to call. None: models of the framework do not change."""
+    inside_compiled: Callable[..., InsideCompiled] | None = None
+    """From a recording, training forwards, call hooks, module hooks and what owns marks: what reads inside of compiled
+    graphs. None: graphs cannot be looked into."""
     prepare: Callable[[Sequence[Any], Recording, Registrations], None] = lambda models, recording, registrations: None
     """What is done before anything is hooked."""

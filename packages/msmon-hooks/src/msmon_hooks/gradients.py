@@ -29,7 +29,14 @@ class OnReady(Protocol):
     def each_micro_step(self) -> bool:
         """Whether the sum after each micro-step is asked for, not only the last."""
 
-    def __call__(self, entries: Sequence[tuple[Weight, Any]], *, scale: Any = None, complete: bool = False) -> None:
+    def __call__(
+        self,
+        entries: Sequence[tuple[Weight, Any]],
+        *,
+        scale: Any = None,
+        complete: bool = False,
+        micro_step: int | None = None,
+    ) -> None:
         """Read the gradients now.
 
         Args:
@@ -37,6 +44,7 @@ class OnReady(Protocol):
                 cost less on an accelerator.
             scale: what the values are multiplied by (loss scaling), where the engine knows it.
             complete: the engine reduces these very gradients next, whatever micro-step the clock says it is.
+            micro_step: whose backward has computed them, where that is not the one that the clock says.
         """
 
 
@@ -55,6 +63,8 @@ class GradientSource:
     """Whether, at the optimizer's step, the gradient before the reduction can still be read from the parameter."""
     updates_itself = False
     """Whether the engine's own `step` is all there is to see of an update: it has optimizers inside, over copies."""
+    unseen = ""
+    """Why a gradient that is consumed was not seen before the reduction, where no more than that is known."""
     each_micro_step = True
     """Whether the sum over the micro-steps so far exists after every micro-step."""
 

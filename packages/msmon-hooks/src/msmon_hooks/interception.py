@@ -13,6 +13,8 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
+from msmon_hooks.registrations import Registrations
+
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """`around(original, args, kwargs)` calls the original and returns what the caller gets."""
 
@@ -143,3 +145,16 @@ def intercept(function: FunctionType, around: Around, *, nested: bool = False) -
                 del _redirections[function]
 
     return undo
+
+
+def call_after(function: Any, then: Callable[[], None], registrations: Registrations) -> None:
+    """Call `then` after each call of `function` that has not raised, until the registrations are closed. What is no
+    function written in Python is left alone."""
+
+    def around(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = original(*args, **kwargs)
+        then()
+        return result
+
+    if isinstance(function, FunctionType):
+        registrations.callback(intercept(function, around))

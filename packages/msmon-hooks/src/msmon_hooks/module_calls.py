@@ -65,6 +65,8 @@ class ModuleCall:
     """The call that this one is nested in."""
     segment: int = 0
     """Equal for calls of one checkpointed segment."""
+    inside: list[Any] = field(factory=list)
+    """What ran in it as compiled code, where that is looked into."""
     end: int = -1
     """Position in the order in which modules end their forward; -1 while the call is open."""
     inputs: Sequence[tuple[str, tuple[tuple[int, ...], str, bool]]] = ()
@@ -86,6 +88,14 @@ def input_leaves(
         found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (str(position),))]
     for position, (key, value) in enumerate(kwargs.items(), len(args)):
         found += [(path, position, tensor) for path, tensor in tensor_leaves(value, is_tensor, (key,))]
+    return named_inputs(site, number, found)
+
+
+def named_inputs(site: Site, number: int, found: list[tuple[Path, int, Any]]) -> list[Leaf]:
+    """Names for tensors that a module is called with; `found`: path, position and tensor of each.
+
+    The only tensor, where it is the first positional input, has no suffix, and keeps that name in later calls.
+    """
     if site.plain_input is None and found:
         site.plain_input = len(found) == 1 and found[0][0] == ("0",)
     if site.plain_input and found and found[0][0] == ("0",):
@@ -100,7 +110,12 @@ def output_leaves(site: Site, number: int, output: Any, is_tensor: IsTensor) -> 
     parts = elements(output) or []
     positions = {key: position for position, (key, _) in enumerate(parts)}
     found = [(path, positions[path[0]], tensor) for path, tensor in tensor_leaves(output, is_tensor)]
-    if isinstance(output, tuple | list) and [path for path, _, _ in found] == [("0",)] and len(parts) == 1:
+    return named_outputs(site, number, found, alone=isinstance(output, tuple | list) and len(parts) == 1)
+
+
+def named_outputs(site: Site, number: int, found: list[tuple[Path, int, Any]], *, alone: bool) -> list[Leaf]:
+    """Names for tensors that a module returns, in a container; `alone`: in a sequence of one element."""
+    if alone and [path for path, _, _ in found] == [("0",)]:
         found = [((), 0, found[0][2])]
     return [(site.row_name(number, "output", path), position, tensor) for path, position, tensor in found]
 

@@ -11,6 +11,7 @@ from attrs import define
 
 from msmon_hooks.activation_gradients import INPUT, OUTPUT, ActivationGradients
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
+from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import NOT_CALLED, NOT_FIRED
 from msmon_hooks.events import TensorRef
 from msmon_hooks.guard import logger
@@ -31,22 +32,24 @@ _NO_CALL = (
 class _Enter(BeforeCall):
     def __init__(self, owner: ModuleHooks, site: Site) -> None:
         super().__init__(owner.guard)
+        self.clock: Clock = owner.clock
         self.owner = owner
         self.site = site
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.clock.sampled:
+        if self.clock.sampled:
             self.owner.enter(self.site, args, kwargs)
 
 
 class _Leave(AfterCall):
     def __init__(self, owner: ModuleHooks, site: Site) -> None:
         super().__init__(owner.guard)
+        self.clock: Clock = owner.clock
         self.owner = owner
         self.site = site
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.clock.sampled:
+        if self.clock.sampled:
             self.owner.leave(self.site, output)
 
 
@@ -80,7 +83,7 @@ class ModuleHooks:
         self._coverage = recording.coverage
         self._forwards = forwards
         self._call_hooks = call_hooks
-        self._gradients = gradients
+        self.gradients = gradients
         self._forward = recording.request.activations
         self._data_type = "actv" if self._forward else "actv_grad"
         self._hooked: dict[tuple[int, str], _Hooked] = {}
@@ -88,7 +91,8 @@ class ModuleHooks:
         self._numbering = threading.Lock()
         self._called = self._explained = False
         self._settled: set[tuple[int, str]] = set()
-        self._next_end = count().__next__
+        self.next_end: Callable[[], int] = count().__next__
+        """Counts the calls that have ended in the step."""
 
     def attach(self, modules: Mapping[tuple[int, str], Any], names: ShortNames) -> None:
         """Hook every module that is asked for. Called again, what has changed since.
@@ -160,37 +164,38 @@ class ModuleHooks:
             logger.warning("%s", _NO_CALL)
             self._coverage.note(_NO_CALL, (self._data_type,))
         self._called = False
-        self.forget()
+        if self.clock.sampled:
+            self.forget()
 
     def forget(self) -> None:
         """Of the step in flight nothing more will be read."""
-        self._next_end = count().__next__
+        self.next_end = count().__next__
         self._open.first.clear()
         self._open.again.clear()
         for hooked in self._hooked.values():
             hooked.enter.site.pending.clear()
             hooked.enter.site.micro_step = -1
-        if self._gradients is not None:
-            self._gradients.step_ends()
+        if self.gradients is not None:
+            self.gradients.step_ends()
 
     def enter(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run."""
         again = self._framework.in_backward()
         if not again and not self._forwards.recording(site.vpp_stage):
             return
-        call = self._pending(site) if again else self._begin(site)
+        call = self._pending(site) if again else self.begin(site)
         if call is None:
             return
         (self._open.again if again else self._open.first).append(call)
         leaves = input_leaves(site, call.number, args, kwargs, self._framework.is_tensor)
         length, positional = len(args) + len(kwargs), len(args)
         if self._forward and not again:
-            chosen = self._chosen(site, "input", leaves, length, positional)
+            chosen = self.chosen(site, "input", leaves, length, positional)
             describe = self._framework.describe
             call.inputs = [(name, describe(tensor)) for name, _, tensor in chosen]
             call.handles = self._measure(chosen)
-        if self._gradients is not None:
-            self._watch(self._gradients, call, INPUT, leaves, length, positional)
+        if self.gradients is not None:
+            self._watch(self.gradients, call, INPUT, leaves, length, positional)
 
     def leave(self, site: Site, output: Any) -> None:
         """A module has run."""
@@ -202,17 +207,28 @@ class ModuleHooks:
         leaves = output_leaves(site, call.number, output, is_tensor)
         length = element_count(output, is_tensor)
         if not again:
-            call.end = self._next_end()
+            call.end = self.next_end()
             if self._forward:
                 self._list(call, leaves, length)
             if call.parent is None:
                 self._forwards.leave_alone(site.vpp_stage, output)
-            if self._gradients is not None and not self._framework.is_recording():
+            if self.gradients is not None and not self._framework.is_recording():
                 site.pending.append(call)
-        if self._gradients is not None:
-            self._watch(self._gradients, call, OUTPUT, leaves, length)
+        if self.gradients is not None:
+            self._watch(self.gradients, call, OUTPUT, leaves, length)
 
-    def _begin(self, site: Site) -> ModuleCall:
+    def site(self, stage: int, name: str) -> Site | None:
+        """The module of this plain name, if it is hooked."""
+        hooked = self._hooked.get((stage, name))
+        return None if hooked is None else hooked.enter.site
+
+    def running(self) -> ModuleCall | None:
+        """The innermost call that has begun and not ended in this thread."""
+        calls = self._open.again if self._framework.in_backward() else self._open.first
+        return calls[-1] if calls else None
+
+    def begin(self, site: Site) -> ModuleCall:
+        """A call of a module begins."""
         self._called = True
         step, micro_step = self.clock.step, self.clock.micro_step_of(site.vpp_stage)
         with self._numbering:
@@ -232,7 +248,7 @@ class ModuleHooks:
         A checkpoint that keeps the graph of the first run has its gradients read there. The other kind builds the
         graph now: micro-step by micro-step, the last segment first, each in the order of its first run.
         """
-        if self._gradients is None or not self._framework.is_recording():
+        if self.gradients is None or not self._framework.is_recording():
             return None
         calls = [call for call in site.pending if call.step == self.clock.step]
         if not calls:
@@ -248,11 +264,11 @@ class ModuleHooks:
         return inner[0]
 
     def _list(self, call: ModuleCall, leaves: list[Leaf], length: int) -> None:
-        chosen = self._chosen(call.site, "output", leaves, length)
+        chosen = self.chosen(call.site, "output", leaves, length)
         handles = self._measure(chosen)
         describe = self._framework.describe
-        refs = [self._ref(call, True, name, *description) for name, description in call.inputs]
-        refs += [self._ref(call, False, name, *describe(tensor)) for name, _, tensor in chosen]
+        refs = [self.ref(call, True, name, *description) for name, description in call.inputs]
+        refs += [self.ref(call, False, name, *describe(tensor)) for name, _, tensor in chosen]
         if refs:
             self._recording.observer.record(refs, [*call.handles, *handles])
         elif not leaves:
@@ -269,15 +285,16 @@ class ModuleHooks:
         positional: int | None = None,
     ) -> None:
         grad, position = side
-        for index, (name, _, tensor) in enumerate(self._chosen(call.site, grad, leaves, length, positional)):
+        for index, (name, _, tensor) in enumerate(self.chosen(call.site, grad, leaves, length, positional)):
             if name not in call.watched and self._framework.can_have_gradient(tensor):
                 gradients.watch(tensor, call, name, (position, index))
                 if not self._framework.is_recording():
                     call.watched |= {name}
 
-    def _chosen(
+    def chosen(
         self, site: Site, side: str, leaves: list[Leaf], length: int, positional: int | None = None
     ) -> list[Leaf]:
+        """Those of the tensors on one side of a module that are asked for."""
         if site.unselective:
             return leaves
         wanted = site.sides.of(side)
@@ -304,9 +321,10 @@ class ModuleHooks:
         it since, in ways that leave no trace (`x.data`, a kernel of its own)."""
         return self._recording.observer.measure([tensor for _, _, tensor in leaves]) if leaves else []
 
-    def _ref(
+    def ref(
         self, call: ModuleCall, is_input: bool, name: str, shape: tuple[int, ...], dtype: str, requires_grad: bool
     ) -> TensorRef:
+        """The description of a tensor that is listed now."""
         number = self.clock.next_call_id()
         stage, micro_step = call.site.vpp_stage, call.micro_step
         return self._recording.refs.ref(

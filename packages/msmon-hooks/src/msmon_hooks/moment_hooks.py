@@ -1,4 +1,4 @@
-"""What an optimizer keeps of parameters, read as it stands before the update."""
+"""What an optimizer keeps of parameters, read as it stands before the update, or after it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,13 @@ class MomentHooks:
         shard = self._source.shard(weight, moment)
         return (shard is None or shard.local_numel > 0) and self._source.writes(weight, moment)
 
-    def step_begins(self, updating: Collection[int] | None) -> None:
-        """Read what stands before the update. `updating`: see `msmon_hooks.weights.WeightHooks.step_begins`."""
+    def read(self, updating: Collection[int] | None, *, updated: bool = False) -> None:
+        """Read what stands before the update, or after it (`updated`), whichever was asked for.
+
+        `updating`: see `msmon_hooks.weights.WeightHooks.step_begins`.
+        """
+        if updated is not self._recording.request.moments_after_update:
+            return
         found: dict[str, list[tuple[Weight, str, Any]]] = {data_type: [] for data_type in (*MOMENTS, STATE)}
         for weight in self._weights:
             if weight.index in self._begun or not (updating is None or id(weight.parameter) in updating):
@@ -60,6 +65,8 @@ class MomentHooks:
 
     def step_ends(self, *, skipped: bool) -> None:
         """Once an update was made there is a state, or a reason that there is none."""
+        if self._recording.clock.sampled:
+            self.read(None, updated=True)
         self._begun.clear()
         if self._updated or skipped:
             return
@@ -108,6 +115,7 @@ class MomentHooks:
             moment = name in MOMENTS
             shard = self._source.shard(weight, name) if moment else self._source.state_shard(weight, tensor)
             self._shards[place] = shard
+        shape, dtype, _ = self._recording.framework.describe(tensor)
         return self._recording.refs.ref(
             data_type,
             full,
@@ -115,8 +123,8 @@ class MomentHooks:
             None,
             self._recording.clock.next_call_id(),
             (weight.index,),
-            self._recording.framework.shape(tensor),
-            self._recording.framework.dtype(tensor),
+            shape,
+            dtype,
             shard=self._shards[place],
         )
 

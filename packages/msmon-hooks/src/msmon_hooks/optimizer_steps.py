@@ -10,6 +10,11 @@ from typing import Any, Protocol
 from msmon_hooks.guard import Guarded
 from msmon_hooks.registrations import Registrations
 
+_BOTH_WAYS = (
+    "monitor.step(): the steps of the optimizer that set_monitor was given are seen and counted already; leave the "
+    "call out, or give set_monitor(..., optimizer=None) and call monitor.step() after each update"
+)
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -103,12 +108,18 @@ class OptimizerSteps:
         """Called when the gradients are what the update consumes."""
         self.updating: frozenset[int] | None = None
         """`id` of the parameters that are being updated; None for all."""
+        self.by_hand = False
+        """Whether `end_by_hand` ends steps."""
         self._listener = listener
+        self._begun = False
         self.running = False
 
     def attach(self, optimizer: Any, registrations: Registrations, models: Sequence[Any] = ()) -> None:
-        """Begin to notice steps; `registrations` end it. `models`: whose weights are watched."""
-        self.hook(optimizer, registrations)
+        """Begin to notice steps; `registrations` end it. `optimizer`: None where there is none to be seen; `models`:
+        whose weights are watched."""
+        self.by_hand = optimizer is None
+        if optimizer is not None:
+            self.hook(optimizer, registrations)
         registrations.callback(self._stop)
 
     def hook(self, optimizer: Any, registrations: Registrations) -> None:
@@ -141,28 +152,47 @@ class OptimizerSteps:
             call()
 
     def after(self, result: Any = None) -> None:
-        """A step has ended."""
-        self._end(result, skipped=False)
+        """A step has ended; one of several updates, where the program says when a step is over."""
+        if self.by_hand:
+            self.running = False
+        else:
+            self._end(result, skipped=False)
 
     def raised(self) -> None:
         """The step that is running, if there is one, has raised: it is over, and nothing else says so."""
-        if self.running:
+        if self.running and self.by_hand:
+            self.running = False
+        elif self.running:
             self.guard.run(self._listener.step_raised)
             self._end(None, skipped=True)
 
     def forward_begins(self) -> None:
-        """A training forward begins. Hooks of an optimizer may not tell of a step that raised."""
+        """A training forward begins: the first of a step that the program ends."""
+        if self.by_hand and not self._begun:
+            self._begun = True
+            self.updating = None
+            self._listener.step_begins((), {})
 
     def flush(self) -> None:
         """Whatever has stepped, its step is over."""
 
-    def end_by_hand(self) -> None:
+    def end_by_hand(self, gradients: Any = None) -> None:
         """The program says that the weights are updated.
+
+        Args:
+            gradients: what was consumed, in the order of the trained parameters, where a framework keeps it nowhere.
 
         Raises:
             ValueError: steps of an optimizer are counted.
         """
-        raise ValueError("steps of this framework are those of an optimizer")
+        if self.count and not self.by_hand:
+            raise ValueError(_BOTH_WAYS)
+        self.by_hand = True
+        self.updating = None
+        if gradients is not None:
+            self.guard.run(self._listener.step_begins, (gradients,), {})
+        self.guard.run(self.evaluated)
+        self._end(None, skipped=False)
 
     def skipped(self, optimizer: Any = None) -> None:
         """A loss scaler has not let the optimizer step; gradients and moments stand as they would have."""
@@ -172,7 +202,7 @@ class OptimizerSteps:
 
     def _end(self, result: Any, *, skipped: bool) -> None:
         self.count += 1
-        self.running = False
+        self.running = self._begun = False
         self.guard.always(self._listener.step_ends, result, skipped=skipped)
 
     def _watched(self, closure: Callable[..., Any]) -> Callable[..., Any]:

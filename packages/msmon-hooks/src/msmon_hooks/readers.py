@@ -11,7 +11,7 @@ from msmon_hooks.collective_rows import CollectiveRows
 from msmon_hooks.coverage import FROZEN
 from msmon_hooks.data_types import ADAM_HISTOGRAM
 from msmon_hooks.events import StepEnd
-from msmon_hooks.framework_hooks import FrameworkHooks
+from msmon_hooks.framework_hooks import FrameworkHooks, InsideCompiled
 from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.l2_hooks import L2Hooks
@@ -47,6 +47,7 @@ class Readers:
         source: says where the gradients are.
         recording: the request in force.
         steps: of the optimizer.
+        lasting: owns what stays on when something else is read, or nothing.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Readers:
         source: GradientSource,
         recording: Recording,
         steps: OptimizerSteps,
+        lasting: Registrations,
     ) -> None:
         request, guards = recording.request, recording.guards
         self.recording = recording
@@ -66,7 +68,7 @@ class Readers:
         self._source = source
         self._steps = steps
         self._registrations = Registrations()
-        self._of_weights = Registrations()
+        self._of_source = Registrations()
         self._call_hooks = hooks.call_hooks()
         self._module_names = ShortNames(enabled=request.short_names)
         self._weight_names = ShortNames(enabled=request.short_names)
@@ -75,15 +77,19 @@ class Readers:
         self._parameters = guards("parameters")
         forwards = self.forwards = TrainingForwards(recording, models, guards("micro-steps", self._micro_steps_failed))
         self._activations: ModuleHooks | None = None
+        self._inside: InsideCompiled | None = None
         self._features: L2Hooks | None = None
         self._structure: StructureHooks | None = None
         self._stacks: StackHooks | None = None
         self._collectives: CollectiveRows | None = None
+        self._delivers = any(one is not None for one in (request.on_structure, request.on_stacks, request.collectives))
         self._begun = False
         self._changes: Any = None
         if request.activations or request.activation_gradients:
             gradients = ActivationGradients(recording) if request.activation_gradients else None
             self._activations = ModuleHooks(recording, forwards, self._call_hooks, gradients)
+            if request.inside_compiled and hooks.inside_compiled is not None:
+                self._inside = hooks.inside_compiled(recording, forwards, self._call_hooks, self._activations, lasting)
         if request.l2_features:
             self._features = L2Hooks(recording, forwards, self._call_hooks)
         if request.on_structure is not None:
@@ -101,17 +107,18 @@ class Readers:
         owned.callback(guards.stop)
         recording.coverage.ask(asked_types(recording.request))
         owned.callback(self._models.clear)
-        for one in (self._call_hooks, self._of_weights, self.forwards):
+        for one in (self._call_hooks, self._of_source, self.forwards):
             owned.callback(one.close)
-        for reader in (self._activations, self._features, self._structure, self._stacks):
+        for reader in (self._activations, self._inside, self._features, self._structure, self._stacks):
             if reader is not None:
                 owned.callback(reader.close)
         self._hooks.prepare(self._models, recording, owned)
-        update = guards("gradients at the update")
-        update.run(self._source.attach_update, self._gradients_ready, self._steps, owned)
+        self._attach_update()
         self.forwards.dropped = self._gradients_dropped
         if self._activations is not None:
             self.forwards.restarted.append(self._activations.forget)
+        if self._inside is not None:
+            self.forwards.restarted.append(self._inside.forget)
         self.forwards.before += [self._steps.forward_begins, self._check_length]
         self.forwards.attach(self._call_hooks)
         modules = self._hooks.named_modules(self._models)
@@ -132,10 +139,17 @@ class Readers:
         """Take everything off; harmless when called again."""
         self._registrations.close()
 
+    def _attach_update(self) -> None:
+        update = self.recording.guards("gradients at the update")
+        update.run(self._source.attach_update, self._gradients_ready, self._steps, self._of_source)
+
     def _attach_modules(self, modules: Modules) -> None:
         """Hook modules for good. Called again: what has changed since."""
         for stage in range(len(self._models)):
             self._module_names.learn(stage, [name for at, name in modules if at == stage])
+        if self._inside is not None:
+            # First, so that hooks have the same order when its marks were on already: that is guarded.
+            self._inside.guard.run(self._inside.attach, modules)
         if self._activations is not None:
             self._activations.guard.run(self._activations.attach, modules, self._module_names)
         if self._features is not None:
@@ -165,7 +179,7 @@ class Readers:
         weights = shortened(taken, self._weight_names)
         if request.weight_gradients or request.moments or request.weights:
             hooks = WeightHooks(self.recording, weights, source, self._give_up)
-            hooks.attach(self._of_weights)
+            hooks.attach(self._of_source)
             self.weights = hooks
         if request.sign_agreement is not None or request.adam_histograms is not None:
             agreement = request.sign_agreement
@@ -201,6 +215,8 @@ class Readers:
         recording.observer.discard()
         if self._activations is not None:
             self._activations.guard.always(self._activations.forget)
+        if self._inside is not None:
+            self._inside.guard.always(self._inside.forget)
         text = _ENDLESS.format(clock.longest)
         logger.warning("step %d: %s", clock.step, text)
         recording.coverage.note(f"step {clock.step}: {text}")
@@ -222,10 +238,15 @@ class Readers:
         self._registrations.callback(changes.close)
         guard, clock = self.recording.guards("changes of the model"), self.recording.clock
 
+        described = [guard.run(self.describe)]
+
         def check() -> None:
             # While nothing of the model runs yet.
             if clock.sampled and not clock.in_step:
                 guard.run(changes.check)
+                # Once: until now the script may have converted the model, which leaves its parameters the same objects.
+                if described and described.pop() != guard.run(self.describe):
+                    guard.run(self.model_changed)
 
         self.forwards.before.append(check)
         if self._lazy:
@@ -242,14 +263,13 @@ class Readers:
         """Modules, parameters or the optimizer are others than before: hook what is new."""
         self._call_hooks.refresh()
         self._attach_modules(self._hooks.named_modules(self._models))
-        # Engines keep parameters of their own under the model's names.
-        if self._source.engine == "plain":
-            self._source = self._hooks.find_source(self._models, self._source.optimizer, self.recording)
-            self._all_weights, self._lazy = self._named_weights()
-            self._of_weights.close()
-            self._attach_weights()
-            if self.recording.request.on_parameters is not None:
-                self.recording.request.on_parameters(self.describe())
+        self._source = self._hooks.find_source(self._models, self._source.optimizer, self.recording)
+        self._all_weights, self._lazy = self._named_weights()
+        self._of_source.close()
+        self._attach_update()
+        self._attach_weights()
+        if self.recording.request.on_parameters is not None:
+            self.recording.request.on_parameters(self._source.engine, self.describe())
 
     # What is read
 
@@ -288,9 +308,9 @@ class Readers:
         over. `skipped`: there was no update."""
         recording, guards = self.recording, self.recording.guards
         self._begun = False
-        scaling = guards("loss scaling")
+        sampled, scaling = recording.clock.sampled, guards("loss scaling")
         skipped = skipped or bool(scaling.run(self._source.skipped, result))
-        skip_handle = scaling.run(self._read_found_inf)
+        skip_handle = scaling.run(self._read_found_inf) if sampled else None
         # What has failed is still cleaned up, or it would keep tensors alive.
         self._parameters.always(self._source.step_ends, skipped=skipped)
         if self.weights is not None:
@@ -299,7 +319,9 @@ class Readers:
             self._momentum.step_ends()
         if self._activations is not None:
             self._activations.guard.always(self._activations.step_ends)
-        deliveries = self._deliveries()
+        if self._inside is not None:
+            self._inside.guard.always(self._inside.step_ends)
+        deliveries = self._deliveries() if self._delivers else []
         if skipped:
             recording.coverage.skipped_step(recording.clock.step)
         event = recording.clock.step_ends(skipped=skipped, skip_handle=-1 if skip_handle is None else skip_handle)
@@ -324,11 +346,12 @@ class Readers:
             if once is not None:
                 once.guard.always(once.close)
         self._structure = self._stacks = None
+        self._delivers = self._collectives is not None
         return found
 
     def _read_found_inf(self) -> int | None:
         recording = self.recording
-        found_inf = recording.loss_scale.found_inf() if recording.clock.sampled else None
+        found_inf = recording.loss_scale.found_inf()
         return None if found_inf is None else recording.observer.put(found_inf.reshape(1))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from attrs import field, frozen
 
@@ -34,10 +34,14 @@ class Request:
     targets: Targets = field(factory=lambda: Targets({}))
     activations: bool = False
     activation_gradients: bool = False
+    inside_compiled: Literal["", "stored", "all"] = ""
+    """Of modules inside of compiled graphs, too: those tensors that the compiled program has in memory, or all."""
     weight_gradients: bool = False
     each_micro_step: bool = False
     """Weight gradients of every micro-step, not only of the last."""
     moments: bool = False
+    moments_after_update: bool = False
+    """With `moments`: as they stand after the update of a step, not before it."""
     weights: bool = False
     main_grad: bool = True
     """Read `param.main_grad` where it exists."""
@@ -56,8 +60,12 @@ class Request:
     `msmon_hooks.structure`."""
     on_stacks: Callable[[dict[str, str]], None] | None = None
     """Called after the first step: module name (with stage prefix) to the call stack of its first call."""
-    on_parameters: Callable[[list[dict[str, Any]]], None] | None = None
-    """Called with what `Attachment.describe` returns, when the parameters of the model have become others."""
+    on_parameters: Callable[[str, list[dict[str, Any]]], None] | None = None
+    """Called with the engine and with what `Attachment.describe` returns, when these have become others since the hooks
+    were set."""
+    on_inside: Callable[[dict[str, dict[str, list[str]]]], None] | None = None
+    """Called when it is known of more rows from inside of compiled graphs how they are read: `stored` and `recomputed`
+    to data type to names, those of further stages with the stage in front as in `1:fc.input`."""
     collectives: CollectiveRequest | None = None
     ends_program: bool = False
     """After the first sampled step, when everything of it was delivered, raise `SystemExit(0)`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from attrs import field, frozen
 
@@ -46,6 +46,7 @@ class Targets:
     Args:
         wanted: name, with or without a stage prefix (`"1:layers.0"`), to `Sides`.
         all_modules: monitor the activations of every module; a named one follows its own entry.
+        module_parts: only modules in whose name one of these occurs; empty: this says nothing.
 
     Example:
         >>> targets = Targets({"fc2": Sides()})
@@ -53,8 +54,11 @@ class Targets:
         (None, True, False)
     """
 
-    def __init__(self, wanted: Mapping[str, Sides], *, all_modules: bool = False) -> None:
+    def __init__(
+        self, wanted: Mapping[str, Sides], *, all_modules: bool = False, module_parts: Collection[str] = ()
+    ) -> None:
         self._wanted = dict(wanted)
+        self._module_parts = frozenset(module_parts)
         self._all_modules = all_modules or not wanted
         self._matched: set[str] = set()
 
@@ -67,6 +71,10 @@ class Targets:
 
     def module(self, stage: int, name: str) -> Sides | None:
         """What is monitored of a module's activations, or None. A module stands for itself only."""
+        if self._module_parts:
+            parts = {part for part in self._module_parts if part in name}
+            self._matched |= parts
+            return Sides() if parts else None
         found = self._find(stage, name)
         return found if found is not None or not self._all_modules else Sides()
 
@@ -86,7 +94,7 @@ class Targets:
         """
         known = list(names)
         found = []
-        for name in self._wanted:
+        for name in (*self._wanted, *sorted(self._module_parts)):
             if name not in self._matched:
                 near = difflib.get_close_matches(name.partition(":")[2] or name, known, n=3)
                 also = f"; near: {', '.join(near)}" if near else ""

@@ -19,6 +19,7 @@ class TrainingForwards:
     * An evaluation between two steps (without gradients, or with a root in evaluation mode) is not part of the
       training; nor is what another thread does without gradients. A root that is trained in evaluation mode was never
       in training mode, or a backward has begun at its output.
+      Nor is what a pipeline runs before a step to find out shapes.
     * A module that is called before its root begins the step's first micro-step; where the root itself is never called,
       so does the first after each backward.
     * A forward whose gradients are gone again when the next one, or its backward, begins is none of the step's: the
@@ -53,12 +54,14 @@ class TrainingForwards:
     def attach(self, call_hooks: CallHooks) -> None:
         """Hook the beginnings of the roots; call it before other hooks are set, so that these run first."""
         for stage, model in enumerate(self._roots):
-            call_hooks.add(model, _RootEnters(self, stage))
+            for root in self._framework.roots(model):
+                call_hooks.add(root, _RootEnters(self, stage))
 
     def attach_ends(self, call_hooks: CallHooks) -> None:
         """Hook the ends of the roots; call it after all other hooks were set, so that these run last."""
         for stage, model in enumerate(self._roots):
-            call_hooks.add(model, _RootLeaves(self, stage))
+            for root in self._framework.roots(model):
+                call_hooks.add(root, _RootLeaves(self, stage))
 
     def close(self) -> None:
         """Let go of the model."""
@@ -206,7 +209,7 @@ class TrainingForwards:
                 framework.register_hook(tensor, hook)
 
     def _training(self, stage: int) -> bool:
-        if not self._roots:
+        if not self._roots or (not self.clock.in_step and self._framework.is_rehearsing()):
             return False
         if self._framework.is_training(self._roots[stage]):
             return True

@@ -45,6 +45,7 @@ class WeightHooks:
     ) -> None:
         request, guards = recording.request, recording.guards
         self.weights = weights
+        self.clock = recording.clock
         self._recording = recording
         self._source = source
         self._gradients = guards("weight gradients") if request.weight_gradients else None
@@ -55,7 +56,7 @@ class WeightHooks:
         self._registrations: Registrations | None = None
         self._shards: dict[tuple[str, int], Shard | None] = {}
         self._written: dict[str, list[Weight]] = {}
-        self._completed: tuple[int, int] | None = None
+        self._completed: int | None = None
         self._accumulations: Counter[int] = Counter()
         self._accumulated: set[int] = set()
         self._begun: set[int] = set()
@@ -101,37 +102,40 @@ class WeightHooks:
         """Whether the step in flight is recorded."""
         return self._recording.clock.sampled
 
-    def accumulated(self, entries: Sequence[tuple[Weight, Any]], scale: Any, complete: bool) -> None:
+    def accumulated(
+        self, entries: Sequence[tuple[Weight, Any]], scale: Any, complete: bool, micro_step: int | None
+    ) -> None:
         """A backward has completed gradients of parameters; see `OnReady`."""
         recording = self._recording
-        micro_step = [self._running_micro_step(weight) for weight, _ in entries][-1]
+        if micro_step is None:
+            micro_step = self._running_micro_step(entries)
         if micro_step >= recording.clock.longest and not recording.clock.in_step:
             self._give_up()
             return
         if complete and not self.each_micro_step:
             self._note_completion(micro_step)
-        if self.each_micro_step or complete or micro_step == recording.clock.grad_acc_steps - 1:
-            self._accumulated.update(weight.index for weight, _ in entries)
+        if self.each_micro_step or complete or recording.clock.is_last(micro_step):
+            for weight, _ in entries:
+                self._accumulated.add(weight.index)
             scale = recording.loss_scale.of(entries[0][1]) if scale is None else scale
             self._read("grad_unreduced", entries, micro_step=micro_step, scale=scale)
 
-    def _running_micro_step(self, weight: Weight) -> int:
+    def _running_micro_step(self, entries: Sequence[tuple[Weight, Any]]) -> int:
         """The micro-step whose backward runs. Where no forward of the root was seen (it may be compiled with its
-        hooks), every backward that reaches the parameter is one."""
+        hooks), every backward that reaches a parameter is one."""
         clock = self._recording.clock
         if clock.in_step:
             return clock.backward_micro_step
-        self._accumulations[weight.index] += 1
-        return self._accumulations[weight.index] - 1
+        self._accumulations.update(weight.index for weight, _ in entries)
+        return self._accumulations[entries[-1][0].index] - 1
 
     def _note_completion(self, micro_step: int) -> None:
-        now = (self._recording.clock.step, micro_step)
-        if self._completed is not None and self._completed[0] == now[0] and self._completed[1] != micro_step:
+        if self._completed not in (None, micro_step):
             self._recording.coverage.note(
                 "grad_unreduced: gradients are reduced after every micro-step, so the sum over micro-steps before the "
                 "reduction does not exist; what the last micro-step's reduction was given is recorded"
             )
-        self._completed = now
+        self._completed = micro_step
 
     def step_begins(self, updating: Collection[int] | None = None) -> None:
         """Read what stands before the update, except gradients, which a closure may yet have to compute.
@@ -145,10 +149,12 @@ class WeightHooks:
         if not self.sampled:
             return
         if self._moments is not None and self._moment_hooks is not None:
-            self._moments.run(self._moment_hooks.step_begins, updating)
+            self._moments.run(self._moment_hooks.read, updating)
         if self._values is not None:
             held = self._held("param_origin")
-            now = [entry for entry in held if entry[0].index not in self._begun and _is_in(entry[0], updating)]
+            now = [entry for entry in held if entry[0].index not in self._begun]
+            if updating is not None:
+                now = [entry for entry in now if id(entry[0].parameter) in updating]
             self._values.run(self._read, "param_origin", now)
             self._begun.update(weight.index for weight, _ in now)
 
@@ -165,6 +171,7 @@ class WeightHooks:
             self._moments.run(self._moment_hooks.step_ends, skipped=skipped)
         self._accumulations.clear()
         self._accumulated.clear()
+        self._completed = None
         self._begun.clear()
         self._consumed.clear()
 
@@ -175,8 +182,9 @@ class WeightHooks:
 
     def current_gradients(self) -> list[tuple[Weight, Any]]:
         """The gradients that the optimizer would consume now."""
-        found = ((weight, self._source.reduced(weight)) for weight in self._written["grad_reduced"])
-        return [(weight, gradient) for weight, gradient in found if gradient is not None]
+        reduced = self._source.reduced
+        found = [(weight, reduced(weight)) for weight in self._written["grad_reduced"]]
+        return [entry for entry in found if entry[1] is not None]
 
     def current_scale(self) -> Any:
         """By what `current_gradients` are multiplied, outside of the optimizer's step; None: by nothing."""
@@ -185,10 +193,11 @@ class WeightHooks:
 
     def _read_consumed(self, updating: Collection[int] | None) -> None:
         recording = self._recording
-        present = [entry for entry in self.current_gradients() if _is_in(entry[0], updating)]
+        present = self.current_gradients()
         if updating is None:
             present = [entry for entry in present if entry[0].index not in self._consumed]
         else:
+            present = [entry for entry in present if id(entry[0].parameter) in updating]
             self._consumed.update(weight.index for weight, _ in present)
         observer, clock = recording.observer, recording.clock
         scale = self._source.scale()
@@ -206,11 +215,16 @@ class WeightHooks:
             if unread:
                 refs = self._refs("grad_unreduced", [entry for entry, _ in unread], clock.micro_step)
                 observer.record(refs, [handle for _, handle in unread])
-        elif ended_early and (self._completed is None or self._completed[0] != clock.step):
+        elif ended_early and self._completed is None:
             recording.coverage.note(
                 "grad_unreduced: missing in steps whose accumulation ended at another micro-step than grad_acc_steps "
                 f"({clock.grad_acc_steps}) says"
             )
+        elif self._source.unseen:
+            for weight, _ in present:
+                if weight.index not in self._accumulated:
+                    reason = self._source.unseen
+                    recording.coverage.explain("grad_unreduced", weight.name, reason, stage=weight.vpp_stage)
         if present:
             observer.record(self._refs("grad_reduced", present), handles)
 
@@ -233,6 +247,7 @@ class WeightHooks:
         recording = self._recording
         call_id = recording.clock.next_call_id()
         in_backward = data_type == "grad_unreduced"
+        shape, dtype, _ = recording.framework.describe(tensor)
         return recording.refs.ref(
             data_type,
             weight.name,
@@ -240,8 +255,8 @@ class WeightHooks:
             micro_step if in_backward and self.each_micro_step else None,
             call_id,
             (call_id if in_backward else weight.index,),
-            recording.framework.shape(tensor),
-            recording.framework.dtype(tensor),
+            shape,
+            dtype,
             shard=self._shards[data_type, weight.index],
         )
 
@@ -254,28 +269,32 @@ class WeightHooks:
             guard.run(self._source.attach, unfrozen, _Ready(self, guard), registrations)
 
 
-def _is_in(weight: Weight, parameters: Collection[int] | None) -> bool:
-    return parameters is None or id(weight.parameter) in parameters
-
-
 class _Ready:
     """What a gradient source calls. Hooks of parameters hold it, so it must not lead back to the parameters."""
 
     def __init__(self, hooks: WeightHooks, guard: Guarded) -> None:
         self._hooks = weakref.ref(hooks)
+        self._clock = hooks.clock
         self._guard = guard
 
     @property
     def wanted(self) -> bool:
-        hooks = self._hooks()
-        return hooks is not None and hooks.sampled and self._guard.enabled
+        # Of hooks that were taken off the guard is off.
+        return self._clock.sampled and self._guard.enabled
 
     @property
     def each_micro_step(self) -> bool:
         hooks = self._hooks()
         return hooks is not None and hooks.each_micro_step
 
-    def __call__(self, entries: Sequence[tuple[Weight, Any]], *, scale: Any = None, complete: bool = False) -> None:
+    def __call__(
+        self,
+        entries: Sequence[tuple[Weight, Any]],
+        *,
+        scale: Any = None,
+        complete: bool = False,
+        micro_step: int | None = None,
+    ) -> None:
         hooks = self._hooks()
         if hooks is not None and hooks.sampled and entries:
-            self._guard.run(hooks.accumulated, entries, scale, complete)
+            self._guard.run(hooks.accumulated, entries, scale, complete, micro_step)

@@ -1,11 +1,12 @@
 """Training statistics to files (CSV, TensorBoard, Parquet) and files to other files."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from msmon_io.background import Background
 from msmon_io.csv2parquet import convert_to_parquet
 from msmon_io.csv2tensorboard import csv2tensorboard_by_step
-from msmon_io.csv_reader import BrokenLine, HeaderError, data_type_of, read_csv, read_header, steps_of
+from msmon_io.csv_reader import BrokenLine, HeaderError, data_type_of, data_types_of, read_csv, read_header, steps_of
 from msmon_io.csv_writer import CsvWriter, write_text_csv
 from msmon_io.files import OutsideError, append_bytes, replace_file, write_json
 from msmon_io.launches import Launch, group_launches, launches, newest_run_dirs, ranges
@@ -19,6 +20,7 @@ from msmon_io.run_dirs import (
     run_dir_named,
     run_dirs,
 )
+from msmon_io.second_form_writer import SecondFormWriter
 from msmon_io.table import TEXT_OPS, Table
 from msmon_io.tags import tag
 from msmon_io.writers import (
@@ -31,12 +33,15 @@ from msmon_io.writers import (
 
 if TYPE_CHECKING:
     from msmon_io.arrow_csv import read_arrow as read_arrow
+    from msmon_io.growing_part import row_groups as row_groups
+    from msmon_io.growing_part import stream_batches as stream_batches
+    from msmon_io.growing_part import stream_path as stream_path
     from msmon_io.parquet_writer import ParquetWriter as ParquetWriter
     from msmon_io.tensorboard_writer import TensorBoardWriter as TensorBoardWriter
 
 __version__ = "0.1.0"
 
-# Public too, but not for `import *`, which must work without the extras: ParquetWriter, TensorBoardWriter, read_arrow.
+# Public too, but not for `import *`, which must work without the extras: what `_OF_EXTRAS` names.
 __all__ = [
     "TEXT_OPS",
     "Background",
@@ -48,6 +53,7 @@ __all__ = [
     "MemoryWriter",
     "OutsideError",
     "RunDir",
+    "SecondFormWriter",
     "Table",
     "Writer",
     "WriterContext",
@@ -57,6 +63,7 @@ __all__ = [
     "create_run_dir",
     "csv2tensorboard_by_step",
     "data_type_of",
+    "data_types_of",
     "find_run_dir",
     "group_launches",
     "launches",
@@ -77,18 +84,17 @@ __all__ = [
 ]
 
 
+_OF_EXTRAS = {
+    "ParquetWriter": "parquet_writer",
+    "TensorBoardWriter": "tensorboard_writer",
+    "read_arrow": "arrow_csv",
+    "row_groups": "growing_part",
+    "stream_batches": "growing_part",
+    "stream_path": "growing_part",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # These need packages that only the extras bring.
-    if name == "TensorBoardWriter":
-        from msmon_io.tensorboard_writer import TensorBoardWriter
-
-        return TensorBoardWriter
-    if name == "ParquetWriter":
-        from msmon_io.parquet_writer import ParquetWriter
-
-        return ParquetWriter
-    if name == "read_arrow":
-        from msmon_io.arrow_csv import read_arrow
-
-        return read_arrow
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _OF_EXTRAS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"msmon_io.{_OF_EXTRAS[name]}"), name)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msmon_io.cells import decode_cell, utf8
-from msmon_io.csv_reader import BrokenLine, Header, HeaderError, parse_header, read_rows, warn_broken
+from msmon_io.csv_reader import BrokenLine, HeaderError, parse_header, read_rows, warn_broken
 from msmon_io.files import PathLike
+from msmon_io.second_form import NO_STAGE, PLACES, first_name
 
 try:
     import pyarrow as pa
@@ -18,17 +19,27 @@ try:
 except ImportError as error:
     raise ImportError("Reading CSV files as Arrow tables needs pyarrow: pip install 'msmon-io[parquet]'") from error
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_SECOND = {"module_name": pa.string(), "scope": pa.string()}
 _LEADING = {"vpp_stage": pa.int32(), "name": pa.string(), "step": pa.int64(), "micro_step": pa.int32()}
 _BEFORE, _AFTER = (b",", b"\n"), (b",", b"\r", b"\n")
 _NAN_CODE = re.compile(rb"nan\(", re.IGNORECASE)
 
 
 def read_arrow(
-    path: PathLike, *, on_broken: Callable[[BrokenLine], None] = warn_broken, use_threads: bool = True
+    path: PathLike,
+    data_type: str | None = None,
+    *,
+    on_broken: Callable[[BrokenLine], None] = warn_broken,
+    use_threads: bool = True,
 ) -> pa.Table | None:
     """All rows of one file that `CsvWriter` or the older tool wrote: those of `read_csv`, with the same broken lines.
 
     Args:
+        data_type: whose rows are wanted, if the file is of the second form.
         on_broken: is called for each line that cannot be read; such lines are passed over. A broken header is line 1.
         use_threads: let Arrow use all processors.
 
@@ -41,11 +52,11 @@ def read_arrow(
         OSError: the file cannot be read.
     """
     data = Path(path).read_bytes()
-    found = None if _only_line_by_line(data) else _by_arrow(data, use_threads)
+    found = None if _only_line_by_line(data) else _by_arrow(data, data_type, use_threads)
     if found is not None:
         return found
     try:
-        header, rows = read_rows(path, on_broken=on_broken)
+        header, rows = read_rows(path, data_type, on_broken=on_broken)
     except HeaderError as error:
         on_broken(error.broken)
         return None
@@ -56,7 +67,7 @@ def read_arrow(
     for op, is_text in zip(header.ops, header.text, strict=True):
         values = (texts if is_text else numbers).pop(0) if columns[0] else ()
         made[op] = pa.array(map(utf8, values), pa.string()) if is_text else pa.array(values, pa.float64())
-    return _table(header, made)
+    return _table(header.columns(data_type), made)
 
 
 def _only_line_by_line(data: bytes) -> bool:
@@ -78,34 +89,67 @@ def _is_quoted_well(data: bytes) -> bool:
     )
 
 
-def _by_arrow(data: bytes, use_threads: bool) -> pa.Table | None:
+def _by_arrow(data: bytes, data_type: str | None, use_threads: bool) -> pa.Table | None:
     """The whole file, or None where a line is broken."""
     try:
         header = parse_header(data[: data.index(b"\n")].decode("utf-8-sig").rstrip("\r"))
         texts = dict(zip(header.ops, header.text, strict=True))
-        types = {**_LEADING, **{op: pa.string() if text else pa.float64() for op, text in texts.items()}}
+        types = {**_LEADING, **_SECOND, **{op: pa.string() if text else pa.float64() for op, text in texts.items()}}
         table = pa_csv.read_csv(
             pa.BufferReader(data),
-            read_options=pa_csv.ReadOptions(column_names=header.columns, skip_rows=1, use_threads=use_threads),
+            read_options=pa_csv.ReadOptions(column_names=header.file_columns, skip_rows=1, use_threads=use_threads),
             # Without the list "nan" would be an empty cell.
             convert_options=pa_csv.ConvertOptions(column_types=types, null_values=[""]),
         )
     except (ValueError, pa.ArrowException):
         return None
-    if any(table[column].null_count for column in _LEADING if column in header.columns):
+    if any(table[column].null_count for column in _LEADING if column in header.file_columns):
         return None  # an empty cell where a number must be
+    if header.second_form:
+        table = _of_data_type(table, data_type or "")
+    wanted = header.columns(data_type)
     columns = {}
-    for column in header.columns:
+    for column in wanted:
         values = table[column].combine_chunks()
         is_number = pa.types.is_floating(values.type)
         columns[column] = pc.fill_null(values, float("nan")) if is_number and values.null_count else values
     # Cells are only ever escaped with these.
-    return _table(header, columns, decode=b"\\" in data or b"'" in data)
+    return _table(wanted, columns, decode=b"\\" in data or b"'" in data)
 
 
-def _table(header: Header, columns: Mapping[str, pa.Array], *, decode: bool = False) -> pa.Table:
+def _of_data_type(table: pa.Table, data_type: str) -> pa.Table:
+    """The rows of a data type from a file of the second form, with the leading columns of ours."""
+    place = PLACES[data_type]
+    table = table.filter(pc.equal(table["scope"], place.scope)).combine_chunks()
+    names = table["module_name"].combine_chunks().dictionary_encode()
+    firsts = pa.array([first_name(data_type, name) for name in names.dictionary.to_pylist()], pa.string())
+    stages = pc.if_else(pc.equal(table["vpp_stage"], NO_STAGE), 0, table["vpp_stage"]).cast(pa.int32())
+    columns = {**dict(zip(table.column_names, table.columns, strict=True)), "vpp_stage": stages}
+    columns["name"] = pa.chunked_array([firsts.take(names.indices)])
+    if place.numbers_micro_steps and "micro_step" not in columns:
+        # Rows of micro-steps have no number; they follow each other.
+        keys = [columns["step"].to_numpy(), names.indices.to_numpy(), stages.to_numpy()]
+        columns["micro_step"] = pa.chunked_array([pa.array(_occurrence(*keys), pa.int32())])
+    return pa.table(columns)
+
+
+def _occurrence(*keys: NDArray[Any]) -> NDArray[np.int32]:
+    """For each row, how many before it have the same keys."""
+    import numpy as np
+
+    order = np.lexsort(keys)
+    rows = len(order)
+    differs = np.ones(rows, bool)
+    differs[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    starts = np.maximum.accumulate(np.where(differs, np.arange(rows), 0))
+    found = np.empty(rows, np.int32)
+    found[order] = np.arange(rows) - starts
+    return found
+
+
+def _table(names: Sequence[str], columns: Mapping[str, pa.Array], *, decode: bool = False) -> pa.Table:
     made = {}
-    for name in header.columns:
+    for name in names:
         column = columns[name]
         if pa.types.is_string(column.type):
             column = column.dictionary_encode()

@@ -13,7 +13,8 @@ from msmon_io.csv2tensorboard import csv2tensorboard_by_step
 _STAMP_HELP = "like the names of the run directories, Dec03_21-34-40"
 
 
-def _add_arguments(parser: argparse.ArgumentParser, default_output: str) -> None:
+def _add_arguments(parser: argparse.ArgumentParser, convert: Callable[..., Path], default_output: str) -> None:
+    parser.set_defaults(convert=convert)
     parser.add_argument("monitor_path", help="the output directory that holds the run directories")
     parser.add_argument("--time_start", "--start", metavar="STAMP", help=f"first time stamp, {_STAMP_HELP}")
     parser.add_argument("--time_end", "--end", metavar="STAMP", help="last time stamp")
@@ -28,9 +29,20 @@ def _add_arguments(parser: argparse.ArgumentParser, default_output: str) -> None
     parser.add_argument("-o", "--output_dirpath", metavar="DIR", help=f"output directory (default: {default_output})")
 
 
-def _run(convert: Callable[..., Path], args: argparse.Namespace) -> int:
+def add_csv2tb_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `csv2tb`."""
+    _add_arguments(parser, csv2tensorboard_by_step, "<monitor_path>/<now>-csv2tensorboard_by_step")
+
+
+def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `convert`."""
+    _add_arguments(parser, convert_to_parquet, "<monitor_path>/parquet")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert; prints where the output is. 0, or 1 after an error message."""
     try:
-        output = convert(
+        output = args.convert(
             args.monitor_path,
             args.time_start,
             args.time_end,
@@ -45,36 +57,10 @@ def _run(convert: Callable[..., Path], args: argparse.Namespace) -> int:
     return 0
 
 
-def add_csv2tb_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `csv2tb`."""
-    _add_arguments(parser, "<monitor_path>/<now>-csv2tensorboard_by_step")
-
-
-def run_csv2tb(args: argparse.Namespace) -> int:
-    """Convert to TensorBoard; prints where the output is. 0, or 1 after an error message."""
-    return _run(csv2tensorboard_by_step, args)
-
-
-def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `convert`."""
-    _add_arguments(parser, "<monitor_path>/parquet")
-
-
-def run_convert(args: argparse.Namespace) -> int:
-    """Convert to Parquet; prints where the output is. 0, or 1 after an error message."""
-    return _run(convert_to_parquet, args)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m msmon_io csv2tb|convert ...`."""
     parser = argparse.ArgumentParser(prog="python -m msmon_io", description="Training statistics to other files")
     commands = parser.add_subparsers(dest="command", required=True)
-    csv2tb = commands.add_parser("csv2tb", help="CSV to TensorBoard")
-    add_csv2tb_arguments(csv2tb)
-    csv2tb.set_defaults(run=run_csv2tb)
-    convert = commands.add_parser("convert", help="CSV to Parquet")
-    add_convert_arguments(convert)
-    convert.set_defaults(run=run_convert)
-    args = parser.parse_args(argv)
-    code: int = args.run(args)
-    return code
+    add_csv2tb_arguments(commands.add_parser("csv2tb", help="CSV to TensorBoard"))
+    add_convert_arguments(commands.add_parser("convert", help="CSV to Parquet"))
+    return run(parser.parse_args(argv))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from msmon_io.csv_reader import BrokenLine, data_type_of, steps_of
+from msmon_io.csv_reader import BrokenLine, data_types_of, steps_of
 from msmon_io.files import PathLike, make_dir, write_json
 from msmon_io.progress import progress_bar
 from msmon_io.run_dirs import RunDir, run_dirs, run_dirs_between
@@ -97,9 +97,9 @@ def find_sources(
     found: dict[tuple[RunDir, str], list[Path]] = {}
     for run in runs:
         for path in run.path.iterdir():
-            data_type = data_type_of(path)
-            if data_type is not None and path.is_file():
-                found.setdefault((run, data_type), []).append(path)
+            if path.is_file():
+                for data_type in data_types_of(path):
+                    found.setdefault((run, data_type), []).append(path)
     recorded = sorted({data_type for _, data_type in found})
     if not recorded:
         raise ValueError(f"{monitor_path}: no CSV files in {len(runs)} run directories")
@@ -172,13 +172,12 @@ def reporter(report: Callable[[Message], None]) -> Callable[[BrokenLine], None]:
 
 
 @contextlib.contextmanager
-def replacing_directory(path: PathLike, made_by: str) -> Iterator[Path]:
-    """A directory to fill; at the end it takes the place of `path`, on an error it vanishes.
+def replacing_directory(target: Path, made_by: str) -> Iterator[Path]:
+    """A directory to fill; at the end it takes the place of `target`, an absolute path; on an error it vanishes.
 
     Raises:
-        FileExistsError: `path` exists, is not empty and was not made by `made_by`.
+        FileExistsError: `target` exists, is not empty and was not made by `made_by`.
     """
-    target = Path(os.path.abspath(path))
     if target.is_symlink() or (target.exists() and not _is_ours(target, made_by)):
         raise FileExistsError(
             f"{target} exists and is no output of {made_by}: it is left alone; choose another output directory"
@@ -188,13 +187,11 @@ def replacing_directory(path: PathLike, made_by: str) -> Iterator[Path]:
     try:
         yield filling
         write_json(filling / _MARKER, {"made_by": made_by})
+        old = filling.with_suffix(".old")
         if target.exists():
-            old = filling.with_suffix(".old")
             target.rename(old)
-            filling.rename(target)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            filling.rename(target)
+        filling.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(filling, ignore_errors=True)
         raise

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import define, field
-
 from msmon_io.conversion import Source, convert, reporter
 from msmon_io.csv_reader import steps_of
 from msmon_io.files import PathLike
@@ -89,18 +87,33 @@ def convert_piece(
 ) -> Message:
     """Convert consecutive files of one rank and data type."""
     from msmon_io.arrow_csv import read_arrow
+    from msmon_io.growing_part import write_part
+    from msmon_io.parquet_writer import part_path
 
-    run = os.path.basename(run_dir)
-    part = _NextFile(run=run, rank=rank, data_type=data_type, data_set=Path(data_set))
+    run, root = os.path.basename(run_dir), Path(data_set)
     on_broken = reporter(report)
-    rows = 0
+    rows = first_step = 0
+    tables: list[pa.Table] = []
+
+    def write() -> None:
+        if any(table.num_rows for table in tables):
+            path = part_path(root, rank=rank, data_type=data_type, run=run, first_step=first_step)
+            write_part(path, (batch for table in tables for batch in table.to_batches()), root=root)
+        tables.clear()
+
     for path in files:
-        table = read_arrow(path, on_broken=on_broken, use_threads=False)
+        table = read_arrow(path, data_type, on_broken=on_broken, use_threads=False)
         if table is not None:
-            part.add(steps_of(path)[0], _like_the_writer(table, run))
+            table = _like_the_writer(table, run)
+            is_full = sum(one.num_rows for one in tables) >= _ROWS_PER_FILE
+            if tables and (is_full or tables[0].schema != table.schema):
+                write()
+            if not tables:
+                first_step = steps_of(path)[0]
+            tables.append(table)
             rows += table.num_rows
         report({"bytes": os.path.getsize(path)})
-    part.write()
+    write()
     return {"rows": rows}
 
 
@@ -121,34 +134,3 @@ def _like_the_writer(table: pa.Table, run: str) -> pa.Table:
         "micro_step": columns.pop("micro_step", pa.nulls(rows, pa.int32())),
     }
     return pa.table({**leading, **columns})
-
-
-@define(kw_only=True)
-class _NextFile:
-    """The rows of the file to be written next."""
-
-    run: str
-    rank: int
-    data_type: str
-    data_set: Path
-    first_step: int = 0
-    rows: int = 0
-    tables: list[pa.Table] = field(factory=list)
-
-    def add(self, step: int, table: pa.Table) -> None:
-        if self.tables and (self.rows >= _ROWS_PER_FILE or self.tables[0].schema != table.schema):
-            self.write()
-        if not self.tables:
-            self.first_step = step
-        self.tables.append(table)
-        self.rows += table.num_rows
-
-    def write(self) -> None:
-        from msmon_io.parquet_writer import part_path, write_part
-
-        if self.rows:
-            path = part_path(
-                self.data_set, rank=self.rank, data_type=self.data_type, run=self.run, first_step=self.first_step
-            )
-            write_part(path, self.tables, root=self.data_set)
-        self.rows, self.tables = 0, []

@@ -62,7 +62,7 @@ def csv2tensorboard_by_step(
     def piece(number: int, source: Source, directory: Path) -> Message:
         # Numbers rise with the steps: TensorBoard reads the files of one directory in the order of their names.
         path = directory / f"rank{source.run.rank}" / source.data_type / event_file_name(number)
-        return {"event_file": str(path), "root": str(directory)}
+        return {"data_type": source.data_type, "event_file": str(path), "root": str(directory)}
 
     return convert(
         monitor_path,
@@ -79,7 +79,9 @@ def csv2tensorboard_by_step(
     )
 
 
-def convert_piece(*, report: Callable[[Message], None], files: Sequence[str], event_file: str, root: str) -> Message:
+def convert_piece(
+    *, report: Callable[[Message], None], files: Sequence[str], data_type: str, event_file: str, root: str
+) -> Message:
     """Convert consecutive files of one rank and data type into one event file."""
     from msmon_io.event_file import EventFile
 
@@ -88,17 +90,17 @@ def convert_piece(*, report: Callable[[Message], None], files: Sequence[str], ev
     done = 0
     for path in files:
         try:
-            header, rows = read_rows(path, on_broken=on_broken)
+            header, rows = read_rows(path, data_type, on_broken=on_broken)
         except HeaderError as error:
             on_broken(error.broken)
         else:
-            done += _convert_rows(out, header, rows)
+            done += _convert_rows(out, header, "micro_step" in header.columns(data_type), rows)
         report({"bytes": os.path.getsize(path)})
     out.flush()
     return {"rows": done}
 
 
-def _convert_rows(out: EventFile, header: Header, rows: Iterator[Row]) -> int:
+def _convert_rows(out: EventFile, header: Header, has_micro_step: bool, rows: Iterator[Row]) -> int:
     tags: dict[tuple[int, str, int], list[str]] = {}
     done = step = 0
     scalars: list[tuple[str, float]] = []
@@ -111,7 +113,7 @@ def _convert_rows(out: EventFile, header: Header, rows: Iterator[Row]) -> int:
         key = (stage, name, micro_step)
         row_tags = tags.get(key)
         if row_tags is None:
-            start = utf8(f"vp{stage}:{name}:micro{micro_step}" if header.has_micro_step else f"vp{stage}:{name}")
+            start = utf8(f"vp{stage}:{name}:micro{micro_step}" if has_micro_step else f"vp{stage}:{name}")
             row_tags = tags[key] = [f"{start}/{op}" for op in header.number_ops]
         scalars += zip(row_tags, numbers, strict=True)
         done += 1

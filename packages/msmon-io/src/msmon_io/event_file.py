@@ -18,7 +18,6 @@ try:
     from tensorboard.compat.proto.event_pb2 import Event as Event
     from tensorboard.compat.proto.summary_pb2 import Summary as Summary
     from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
-    from tensorboard.summary.writer.record_writer import RecordWriter
 except ImportError as error:
     raise ImportError("TensorBoard files need tensorboard: pip install 'msmon-io[tensorboard]'") from error
 
@@ -34,12 +33,10 @@ VALUES_PER_EVENT = 4096
 _counter = itertools.count()
 
 
-class _Records(RecordWriter):  # type: ignore[misc]
-    """tensorboard's record writer with the faster checksum."""
-
-    def write(self, data: bytes) -> None:
-        length = struct.pack("<Q", len(data))
-        self._writer.write(b"".join((length, _masked_crc(length), data, _masked_crc(data))))
+def _record(data: bytes) -> bytes:
+    """As tensorboard's record writer makes it, with the faster checksum."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _masked_crc(length), data, _masked_crc(data)))
 
 
 def _masked_crc(data: bytes) -> bytes:
@@ -69,7 +66,6 @@ class EventFile:
         self.path = path
         self._root = root
         self._buffer = io.BytesIO()
-        self._records = _Records(self._buffer)
         self._exists = False
 
     @property
@@ -86,18 +82,17 @@ class EventFile:
             add = event.summary.value.add
             for tag, value in chunk:
                 add(tag=tag, simple_value=value)
-            self._records.write(event.SerializeToString())
+            self.add_events([event.SerializeToString()])
 
     def add_events(self, events: Iterable[bytes]) -> None:
         """Add events that are serialized already."""
-        for event in events:
-            self._records.write(event)
+        self._buffer.writelines(map(_record, events))
 
     def add_image(self, step: int, tag: str, png: bytes, *, width: int, height: int) -> None:
         """Add a picture of one step."""
         image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=3)
         event = Event(step=step, wall_time=time.time(), summary=Summary(value=[Summary.Value(tag=tag, image=image)]))
-        self._records.write(event.SerializeToString())
+        self.add_events([event.SerializeToString()])
 
     def flush(self) -> None:
         """Append what was added.
@@ -105,19 +100,15 @@ class EventFile:
         Raises:
             OSError: it cannot be written. What was added is forgotten; the file holds whole records all the same.
         """
-        data = self._take()
+        data = self._buffer.getvalue()
+        self._buffer.seek(0)
+        self._buffer.truncate()
         if not data:
             return
         if self._exists:
             append_whole(inside(self.path, self._root), data)
             return
         make_dir_inside(self.path.parent, self._root)
-        self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-        write_whole(inside(self.path, self._root), self._take() + data)
+        head = Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()
+        write_whole(inside(self.path, self._root), _record(head), data)
         self._exists = True
-
-    def _take(self) -> bytes:
-        data = self._buffer.getvalue()
-        self._buffer.seek(0)
-        self._buffer.truncate()
-        return data

@@ -141,16 +141,14 @@ def replace_file(path: Path, data: bytes, *, unless: Callable[[], bool] = lambda
     Raises:
         OSError: the directory or the disk does not allow it; the old file is as it was.
     """
-    try:
-        with replacing(path) as fd:
-            _copy_permissions(path, fd)
-            _write_all(fd, data)
-            os.fsync(fd)
-            if unless():
-                raise _UnwantedError
-    except _UnwantedError:
-        return False
-    return True
+    with contextlib.suppress(_UnwantedError), replacing(path) as fd:
+        _copy_permissions(path, fd)
+        _write_all(fd, data)
+        os.fsync(fd)
+        if unless():
+            raise _UnwantedError
+        return True
+    return False
 
 
 class _UnwantedError(Exception):

@@ -6,26 +6,27 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import define, field
-
 from msmon_io.cells import utf8
 from msmon_io.csv_writer import check_data_type
-from msmon_io.files import PathLike, inside, make_dir_inside, write_whole
+from msmon_io.files import PathLike
 from msmon_io.losses import Losses
 from msmon_io.numbers import COUNT_OPS
 from msmon_io.table import Table
 
 try:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from msmon_io.growing_part import GrowingPart, stream_path, unused_part
 except ImportError as error:
     raise ImportError("Parquet files need pyarrow: pip install 'msmon-io[parquet]'") from error
 
 DATA_SET = "parquet"
 """The directory of the data set in the output directory."""
 
-# A file grows, by being replaced, to about this many rows; then the next one begins.
-ROWS_PER_FILE = 1 << 16
+# Some 64 MB. Then the next file begins.
+ROWS_PER_FILE = 1 << 21
+# What a file system that refuses writes may cost in memory, for each data type.
+_UNWRITTEN_ROWS = 1 << 16
 
 
 def text_column(texts: Sequence[str]) -> pa.Array:
@@ -69,51 +70,20 @@ def number_column(values: Sequence[float], op: str) -> pa.Array:
     return pa.array(values, pa.float64(), from_pandas=True).cast(pa.int64())
 
 
-def write_part(path: Path, tables: Sequence[pa.Table], *, root: PathLike) -> None:
-    """Write the tables as one Parquet file of a data set that lies in `root`.
-
-    Raises:
-        OSError, pa.ArrowException: it cannot be written; a file that was there is unharmed.
-    """
-    make_dir_inside(path.parent, root)
-    whole = pa.concat_tables(tables).unify_dictionaries()
-    # Of statistics hardly two are equal: to look for those that are takes as long as all the rest.
-    repetitive = [column.name for column in whole.schema if column.type != pa.float64()]
-    sink = pa.BufferOutputStream()
-    pq.write_table(whole, sink, compression="zstd", use_dictionary=repetitive)
-    write_whole(inside(path, root), memoryview(sink.getvalue()))
-
-
 def part_path(data_set: Path, *, rank: int, data_type: str, run: str, first_step: int) -> Path:
     """A file of the data set that does not exist yet."""
     directory = data_set / f"rank={rank}" / f"data_type={check_data_type(data_type)}"
-    # A resumed training may come to the same step again.
-    number, path = 0, directory / f"{run}_{first_step}.parquet"
-    while path.exists():
-        number += 1
-        path = directory / f"{run}_{first_step}.{number}.parquet"
-    return path
-
-
-@define(kw_only=True)
-class _OpenFile:
-    """A file that still grows: all its rows are kept until it is full."""
-
-    path: Path
-    tables: list[pa.Table] = field(factory=list)
-    rows: int = 0
-    unwritten: int = 0
-    has_news: bool = False
-    """Rows came since the last try to write it."""
+    return unused_part(directory / f"{run}_{first_step}.parquet")
 
 
 class ParquetWriter:
     """Writes tables into `<output directory>/parquet/rank=<r>/data_type=<type>/<run directory>_<first step>.parquet`.
 
     All ranks (and runs) of one output directory share the data set, which DuckDB, Polars, Spark, Dask and pandas read
-    as it is; the column `run` tells runs apart. A file is whole at any moment: it is replaced at each step until it
-    has about 65,000 rows. What cannot be written is logged once, counted in `losses` and reported by
-    `close`; nothing is raised for it.
+    as it is; the column `run` tells runs apart. A file is whole at any moment. Each step is appended to an Arrow
+    stream beside it (`_<name>.arrows`), from which the file is made again whenever that takes less than a hundredth of
+    the time, when it has some two million rows, and at the end; then the stream goes. What cannot be written is logged
+    once, counted in `losses` and reported by `close`; nothing is raised for it.
 
     Args:
         run_dir: this rank's run directory; the data set lies beside it.
@@ -130,9 +100,10 @@ class ParquetWriter:
         self.data_set = run_path.parent / DATA_SET
         self.losses = Losses(part="parquet")
         self._root = run_path.parent
-        self._files: dict[str, _OpenFile] = {}
+        self._parts: dict[str, GrowingPart] = {}
         self._names: dict[str, tuple[list[str], pa.Array]] = {}
         self._step: int | None = None
+        self._has_news = False
 
     def write(self, table: Table) -> None:
         """Take the rows of one data type at one step."""
@@ -153,41 +124,46 @@ class ParquetWriter:
             column = text_column(names)
             self._names[table.data_type] = names, column
         rows = to_arrow(table, self.run, column)
-        file = self._files.get(table.data_type)
-        if file and (file.rows >= ROWS_PER_FILE or file.tables[0].schema != rows.schema):
-            self._write_file(self._files.pop(table.data_type), is_last_try=True)
-            file = None
-        if file is None:
+        part = self._parts.get(table.data_type)
+        if part and (part.rows >= ROWS_PER_FILE or part.schema != rows.schema):
+            self._close_part(self._parts.pop(table.data_type))
+            part = None
+        if part is None:
             path = part_path(
                 self.data_set, rank=self.rank, data_type=table.data_type, run=self.run, first_step=table.step
             )
-            file = self._files[table.data_type] = _OpenFile(path=path)
-        file.tables.append(rows)
-        file.rows += len(table)
-        file.unwritten += len(table)
-        file.has_news = True
+            part = self._parts[table.data_type] = GrowingPart(path=path, root=self._root, schema=rows.schema)
+        part.add(rows)
+        self._has_news = True
 
-    def _write_file(self, file: _OpenFile, *, is_last_try: bool = False) -> None:
-        if not file.unwritten or not (file.has_news or is_last_try):
-            return
-        file.has_news = False
+    def _close_part(self, part: GrowingPart) -> None:
         try:
-            write_part(file.path, file.tables, root=self._root)
-            file.unwritten = 0
+            part.append()
+            part.close()
         except (OSError, pa.ArrowException) as error:
-            # Until the file is full its rows are kept, so a step that can be written brings them to the disk.
-            self.losses.add(file.unwritten if is_last_try else 0, error, str(file.path))
+            self.losses.add(
+                part.drop_unwritten(), error, f"{part.path} (what was written is in {stream_path(part.path)})"
+            )
 
     def flush(self) -> None:
         """Bring the rows of the step to the disk."""
-        for file in self._files.values():
-            self._write_file(file)
+        if not self._has_news:
+            return
+        self._has_news = False
+        for part in self._parts.values():
+            try:
+                part.append()
+                part.publish()
+            except (OSError, pa.ArrowException) as error:
+                # A later step that can be written brings the rows to the disk.
+                lost = part.drop_unwritten() if part.unwritten > _UNWRITTEN_ROWS else 0
+                self.losses.add(lost, error, str(part.path))
 
     def close(self) -> None:
         """Flush, and report what could not be written."""
-        for file in self._files.values():
-            self._write_file(file, is_last_try=True)
-        self._files = {}
+        for part in self._parts.values():
+            self._close_part(part)
+        self._parts = {}
         self.losses.report()
 
     def __enter__(self) -> ParquetWriter:

@@ -18,8 +18,10 @@ logger = logging.getLogger("msmon_io")
 
 # Not strftime("%b"): that follows the locale.
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_STAMP = re.compile(rf"({'|'.join(_MONTHS)})(\d\d)_(\d\d)-(\d\d)-(\d\d)")
-_RUN_DIR = re.compile(rf"(?P<stamp>{_STAMP.pattern})-rank(?P<rank>\d+)(?:-.*)?")
+_STAMP = re.compile(rf"({'|'.join(_MONTHS)})(\d\d)_(\d\d)-(\d\d)-(\d\d)", re.ASCII)
+# Of the second form, which has one run in an output directory.
+_RANK_DIR = re.compile(r"rank_(\d+)", re.ASCII)
+_RUN_DIR = re.compile(rf"(?P<stamp>{_STAMP.pattern})-rank(?P<rank>\d+)(?:-.*)?", re.ASCII)
 # Clocks of machines that share a disk differ a little.
 _CLOCK_SLACK = timedelta(days=1)
 _HALF_YEAR = timedelta(days=183)
@@ -108,10 +110,17 @@ def run_dirs(output_dir: PathLike, *, rank: int | None = None, before: datetime 
 def run_dir_named(path: PathLike, *, before: datetime | None = None) -> RunDir | None:
     """What the name of a run directory says, whether it is there or not; None: it is no such name.
 
+    `rank_<r>`, of the second form, says no time: that of the directory's last change is taken.
+
     >>> run_dir_named("out/Dec03_21-34-40-rank7-3f1a9c2e").rank
     7
     """
-    match = _RUN_DIR.fullmatch(os.path.basename(path))
+    name = os.path.basename(path)
+    match = _RUN_DIR.fullmatch(name)
+    of_rank = _RANK_DIR.fullmatch(name)
+    if of_rank:
+        made = datetime.fromtimestamp(os.stat(path).st_mtime) if os.path.exists(path) else datetime.now()
+        return RunDir(time=made, rank=int(of_rank[1]), path=Path(path))
     with contextlib.suppress(ValueError):
         if match:
             return RunDir(time=parse_stamp(match["stamp"], before=before), rank=int(match["rank"]), path=Path(path))
@@ -165,6 +174,7 @@ def find_run_dir(output_dir: PathLike, rank: int, time_start: str, time_end: str
     parse_range(time_start, time_end)
     where = f"{os.path.abspath(output_dir)} between {time_start} and {time_end}"
     found = run_dirs_between(output_dir, time_start, time_end, rank=rank) if os.path.isdir(output_dir) else []
+    found = [run for run in found if not _RANK_DIR.fullmatch(run.path.name)]
     if not found:
         path = create_run_dir(output_dir, rank)
         logger.warning("no run directory of rank %d in %s: the output goes to a new one, %s", rank, where, path.name)

@@ -7,14 +7,15 @@ pool of torch is copied half, as it would be with forked ones.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, SimpleQueue
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from queue import SimpleQueue
 from typing import Any
 
 Message = dict[str, Any]
@@ -47,48 +48,41 @@ def run_pieces(
     process_num = min(process_num, len(pieces))
     if process_num <= 1:
         return [_find(function)(report=report, **piece) for piece in pieces]
-    queue: SimpleQueue[tuple[int, Message]] = SimpleQueue()
-    for numbered in enumerate(pieces):
-        queue.put(numbered)
-    results: dict[int, Message] = {}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", _SERVE]
+    idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
 
-    def feed() -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        command = [sys.executable, "-c", _SERVE]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        ) as worker:
-            try:
-                while True:
-                    number, piece = queue.get_nowait()
-                    results[number] = _ask(worker, {"function": function, "piece": piece}, report)
-            except Empty:
-                pass
-            except BaseException:
-                worker.kill()
-                _drain(queue)
-                raise
-            finally:
-                if worker.stdin:
-                    worker.stdin.close()
-
-    with ThreadPoolExecutor(process_num) as threads:
-        futures = [threads.submit(feed) for _ in range(process_num)]
+    def run(piece: Message) -> Message:
+        worker = idle.get()
         try:
-            for future in futures:
+            return _ask(worker, {"function": function, "piece": piece}, report)
+        finally:
+            idle.put(worker)
+
+    with contextlib.ExitStack() as workers, ThreadPoolExecutor(process_num) as threads:
+        for _ in range(process_num):
+            worker = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+            )
+            workers.callback(_end, worker)
+            idle.put(worker)
+        futures = [threads.submit(run, piece) for piece in pieces]
+        try:
+            for future in as_completed(futures):
                 future.result()
         except BaseException:
-            _drain(queue)
+            threads.shutdown(wait=False, cancel_futures=True)
+            # Those that are at work do not end it.
+            workers.close()
             raise
-    return [results[number] for number in range(len(pieces))]
+        return [future.result() for future in futures]
 
 
-def _drain(queue: SimpleQueue[tuple[int, Message]]) -> None:
-    while True:
-        try:
-            queue.get_nowait()
-        except Empty:
-            return
+def _end(worker: subprocess.Popen[str]) -> None:
+    worker.kill()
+    # What a worker that had died was not given any more.
+    with contextlib.suppress(BrokenPipeError), worker:
+        pass
 
 
 def _ask(worker: subprocess.Popen[str], request: Message, report: Callable[[Message], None]) -> Message:

@@ -14,22 +14,18 @@ def check_integer(name: str, value: object, lowest: int) -> None:
         raise ValueError(f"set_monitor: {name} must be at least {lowest}, got {value}")
 
 
-def check_optimizer(optimizer: object, methods: Sequence[str]) -> None:
-    """TypeError for an object that has none of the methods by which optimizers of the framework update weights."""
-    if not any(callable(getattr(optimizer, method, None)) for method in methods):
-        wanted = " or ".join(f"{method}()" for method in methods)
-        raise TypeError(f"set_monitor: optimizer must have a method {wanted}, got {type(optimizer).__name__}")
-
-
 def check_optimizers(optimizer: object, methods: Sequence[str], *, several: bool) -> None:
-    """The same for each of several; TypeError for an empty list."""
-    if not (several and isinstance(optimizer, list | tuple)):
-        check_optimizer(optimizer, methods)
-        return
-    if not optimizer:
+    """TypeError for one that has none of the methods by which optimizers of the framework update weights.
+
+    With `several`, it may be a list of them, but no empty one.
+    """
+    every = optimizer if several and isinstance(optimizer, list | tuple) else [optimizer]
+    if not every:
         raise TypeError("set_monitor: optimizer is an empty list")
-    for one in optimizer:
-        check_optimizer(one, methods)
+    for one in every:
+        if not any(callable(getattr(one, method, None)) for method in methods):
+            wanted = " or ".join(f"{method}()" for method in methods)
+            raise TypeError(f"set_monitor: optimizer must have a method {wanted}, got {type(one).__name__}")
 
 
 def find_models(model: Any, kind: str, is_model: Callable[[Any], bool]) -> list[Any]:

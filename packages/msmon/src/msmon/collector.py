@@ -11,9 +11,12 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from msmon_hooks import CAPTURED, Coverage, StepEnd, TensorRef
+from msmon_stats import unsupported_reason
 
-_IN_GRAPH = -2
-"""The handle of a tensor that is part of a graph being captured."""
+_FIRST_REASON = -2
+"""Handles from here downwards stand for reasons why a tensor cannot be measured."""
+_REASONS = 64
+"""More of them are not told apart: a wrapper's messages may all be different."""
 
 
 class Transfer(Protocol):
@@ -71,6 +74,8 @@ class Collector:
     ) -> None:
         self.eps = eps
         self._coverage = coverage
+        self._refused: dict[str, int] = {}
+        """Why tensors could not be measured, each reason with the handle that stands for it."""
         self._buffer = buffer
         self._on_step = on_step
         # The hooks hold the collector, so the monitor lives as long as the hooked model, also when the training
@@ -83,19 +88,31 @@ class Collector:
     def measure(self, tensors: Sequence[Any], scale: Any = None) -> list[int]:
         """One handle per tensor; see `msmon_hooks.Observer`."""
         if self._buffer.is_capturing():
-            return [_IN_GRAPH] * len(tensors)
-        return self._buffer.measure(tensors, self.eps, scale)
+            return [self._handle_of(CAPTURED)] * len(tensors)
+        handles = self._buffer.measure(tensors, self.eps, scale)
+        if -1 not in handles:
+            return handles
+        return [
+            self._handle_of(unsupported_reason(one)) if at == -1 else at
+            for one, at in zip(tensors, handles, strict=True)
+        ]
+
+    def _handle_of(self, reason: str | None) -> int:
+        if reason is None or (reason not in self._refused and len(self._refused) == _REASONS):
+            return -1
+        return self._refused.setdefault(reason, _FIRST_REASON - len(self._refused))
 
     def put(self, values: Any) -> int:
         """Handle of numbers that were computed elsewhere; see `msmon_hooks.Observer`."""
-        return _IN_GRAPH if self._buffer.is_capturing() else self._buffer.put(values)
+        return self._handle_of(CAPTURED) if self._buffer.is_capturing() else self._buffer.put(values)
 
     def record(self, refs: Sequence[TensorRef], handles: Sequence[int]) -> None:
         """Name what was measured; a later row of the same tensor replaces an earlier one."""
         with self._lock:
             for ref, handle in zip(refs, handles, strict=True):
-                if handle == _IN_GRAPH:
-                    self._coverage.explain(ref.data_type, ref.name, CAPTURED, stage=ref.vpp_stage)
+                if handle <= _FIRST_REASON:
+                    reason = next(reason for reason, own in self._refused.items() if own == handle)
+                    self._coverage.explain(ref.data_type, ref.name, reason, stage=ref.vpp_stage)
                 elif ref.merges:
                     self._joined.append((ref, handle))
                 else:
@@ -138,11 +155,12 @@ class Collector:
         if first := event.first_micro_step:
             counted = ((ref.counted_from(first), handle) for ref, handle in rows)
             rows = [(ref, handle) for ref, handle in counted if ref is not None]
+        refs, handles = zip(*rows, strict=True) if rows else ((), ())
         self._on_step(
             CollectedStep(
                 event=event,
-                refs=tuple(ref for ref, _ in rows),
-                handles=np.fromiter((handle for _, handle in rows), np.intp, len(rows)),
+                refs=refs,
+                handles=np.array(handles, np.intp),
                 transfer=self._buffer.transfer(),
             )
         )

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from typing import Any
+
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class LeavesChild(Protocol):
-    """Something that must not act in a forked child."""
-
-    def leave_child(self) -> None:
-        """This process is a forked child: let go of everything without touching the parent's files."""
-
-
-_alive: weakref.WeakSet[LeavesChild] = weakref.WeakSet()
-
-
-def leave_in_children(monitor: LeavesChild) -> None:
+def leave_in_children(monitor: Any) -> None:
     """Have `monitor.leave_child()` called in every child that is forked while the monitor lives."""
     _alive.add(monitor)
 

@@ -26,6 +26,11 @@ def chosen_module() -> str:
     return module
 
 
+def module_of(framework: str) -> str:
+    """The module of msmon for a framework, by its import name."""
+    return _MODULES[framework]
+
+
 def trainer_mon_class() -> Any:
     """`TrainerMon` of the chosen framework."""
     return import_module(chosen_module()).TrainerMon

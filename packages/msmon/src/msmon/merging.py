@@ -143,7 +143,9 @@ class _StageMerge:
         wanted = self.entries if data_type in WHOLE_TYPES else sharded
         if not wanted:
             return
-        index = build_index(self.run, data_type, keep=lambda key: self._place(key, data_type) in wanted)
+        index = build_index(
+            self.run, data_type, rename=lambda key: key if self._place(key, data_type) in wanted else None
+        )
         ops = [op for op in ops if op in TEXT_OPS or (op in OPS and op in index.stats)]
         numbers = [index.stats.index(op) for op in number_ops(ops)]
         if not index.rows or not numbers:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from attrs import frozen
 
 import msmon_io
 from msmon.config import Config
@@ -16,6 +18,33 @@ from msmon_io import Writer
 from msmon_io.files import make_dir
 
 logger = logging.getLogger("msmon")
+
+
+@frozen(kw_only=True)
+class TrainingProcess:
+    """This process among all that train."""
+
+    framework: str
+    rank: int
+    world_size: int
+    output_dir: Path
+    pipeline: Sequence[int]
+    """Ranks of the pipeline-parallel group of this process, in its order; the next two likewise."""
+    data: Sequence[int]
+    tensor: Sequence[int]
+    micro_steps: int = 1
+    """Of a step."""
+    chunks: int = 1
+    """Of the model, in a virtual pipeline."""
+
+    @property
+    def pp_stage(self) -> int:
+        """Position in the pipeline."""
+        return self.pipeline.index(self.rank) if self.rank in self.pipeline else 0
+
+    def parallel(self) -> dict[str, list[int]]:
+        """Name of a dimension of parallelism to the ranks of this process's group."""
+        return {"pipeline": list(self.pipeline), "data": list(self.data), "tensor": list(self.tensor)}
 
 
 def check_output_dir(config: Config, output_dir: Path) -> None:
@@ -52,6 +81,8 @@ def make_run_dir(config: Config, output_dir: Path, rank: int) -> Path | None:
     if set(config.format) == {"api"}:
         return None
     try:
+        if config.second_form:
+            return make_dir(output_dir / f"rank_{rank}")
         if config.append_output:
             start, end = config.append_output
             return msmon_io.find_run_dir(output_dir, rank, start, end)
@@ -61,7 +92,7 @@ def make_run_dir(config: Config, output_dir: Path, rank: int) -> Path | None:
 
 
 def make_writers(
-    config: Config, run_dir: Path | None, rank: int, on_failure: Callable[[str, str], None]
+    config: Config, run_dir: Path | None, process: TrainingProcess, on_failure: Callable[[str, str], None]
 ) -> list[Writer]:
     """One writer for each format that writes files.
 
@@ -71,10 +102,24 @@ def make_writers(
     if run_dir is None:
         return []
     context = msmon_io.WriterContext(
-        run_dir=run_dir, rank=rank, ndigits=config.ndigits, step_count_per_record=config.step_count_per_record
+        run_dir=run_dir, rank=process.rank, ndigits=config.ndigits, step_count_per_record=config.step_count_per_record
     )
     names = [name for name in config.format if name != "api"]
-    opened = [Guarded(f"output by {name}", on_failure).run(msmon_io.open_writer, name, context) for name in names]
+    second_form = config.second_form
+
+    def open_one(name: str) -> Writer:
+        if second_form is None or name != "csv":
+            return msmon_io.open_writer(name, context)
+        return msmon_io.SecondFormWriter(
+            run_dir,
+            ops=second_form.ops(),
+            ndigits=config.ndigits,
+            step_count_per_record=config.step_count_per_record,
+            micro_steps=process.micro_steps,
+            chunks=process.chunks,
+        )
+
+    opened = [Guarded(f"output by {name}", on_failure).run(open_one, name) for name in names]
     return [writer for writer in opened if writer is not None]
 
 

@@ -158,16 +158,6 @@ def _end_of_blocks(path: Path) -> int:
         raise ValueError(f"{path} is damaged, nothing is added to it: {error}") from error
 
 
-@frozen(kw_only=True, eq=False)
-class _Stored:
-    """Where the numbers of a step are."""
-
-    path: Path
-    head: dict[str, Any]
-    body: int
-    tensors: Tensors
-
-
 class PartialsReader:
     """Reads what one rank stored, a step at a time.
 
@@ -179,7 +169,8 @@ class PartialsReader:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._stored: dict[int, _Stored] = {}
+        self._stored: dict[int, tuple[Path, dict[str, Any], int, Tensors]] = {}
+        """Step -> file, head, where the body begins, and what the rows are about."""
         self._known: dict[bytes, Tensors] = {}
         # Schema 1: a file a step.
         old = (run_dir / FOLDER).glob("step_*.npz")
@@ -204,7 +195,7 @@ class PartialsReader:
                 elif tensors is None:
                     raise ValueError(f"the tensors of step {head['step']} are missing")
                 else:
-                    self._stored[int(head["step"])] = _Stored(path=path, head=head, body=body, tensors=tensors)
+                    self._stored[int(head["step"])] = path, head, body, tensors
 
     @property
     def steps(self) -> list[int]:
@@ -218,19 +209,19 @@ class PartialsReader:
             ValueError: the file is damaged; the message names it.
             OSError: it cannot be read.
         """
-        stored = self._stored.get(step)
-        if stored is None:
+        if step not in self._stored:
             return _read_npz(self._old[step]) if step in self._old else None
-        with stored.path.open("rb") as file:
-            file.seek(stored.body)
-            body = file.read(stored.head["bytes"])
-        matrix = np.zeros((len(stored.tensors.name), len(FIELDS)))
+        path, head, begin, tensors = self._stored[step]
+        with path.open("rb") as file:
+            file.seek(begin)
+            body = file.read(head["bytes"])
+        matrix = np.zeros((len(tensors.name), len(FIELDS)))
         try:
-            columns = [FIELDS.index(field) for field in stored.head["fields"]]
+            columns = [FIELDS.index(field) for field in head["fields"]]
             matrix[:, columns] = np.frombuffer(body, _NUMBER).reshape(len(matrix), len(columns))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{stored.path} is damaged in step {step}: {error}") from error
-        return Partials(tensors=stored.tensors, matrix=matrix)
+            raise ValueError(f"{path} is damaged in step {step}: {error}") from error
+        return Partials(tensors=tensors, matrix=matrix)
 
 
 def _read_npz(path: Path) -> Partials:

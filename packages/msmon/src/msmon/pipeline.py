@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from msmon.partials import PartialsWriter
 from msmon.rows import Layout, RowReader, StepRows
 from msmon_hooks import ADAM_HISTOGRAM, Coverage, Guarded
 from msmon_io import Table, Writer
+from msmon_io.memory_writer import table_metrics
 
 SECONDS_BETWEEN_COVERAGE = 30.0
 """A killed run leaves a `coverage.json` that is at most so old."""
@@ -44,6 +46,7 @@ class Pipeline:
         run_info: dict[str, Any],
     ) -> None:
         self.rank = rank
+        self._appends = bool(config.append_output)
         self.coverage = coverage
         self.info_part = self._part("run.json")
         self.run_dir = run_dir
@@ -88,10 +91,7 @@ class Pipeline:
     def metrics(self, data_type: str) -> dict[str, dict[str, Any]]:
         """Tag -> {statistic: value} of the last step that is done."""
         table = self._latest.get(data_type)
-        memory = msmon_io.MemoryWriter(rank=self.rank)
-        if table is not None:
-            memory.write(table)
-        return memory.metrics(data_type)
+        return {} if table is None else table_metrics(table, self.rank)
 
     def drain(self) -> None:
         """Wait for the steps that were handed over."""
@@ -153,6 +153,17 @@ class Pipeline:
         self._finished = True
         self._background.submit(self._finish)
         self._background.close()
+
+    def discard(self) -> None:
+        """No step was submitted, and none will be: remove what was made, but nothing that was there before."""
+        self._finished = True
+        self._background.close()
+        for writer, part in self._outputs:
+            part.always(writer.close)
+        if self._partials is not None:
+            self._partials_part.always(self._partials.close)
+        if self.run_dir is not None and not self._appends:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def _finish(self) -> None:
         for writer, part in self._outputs:

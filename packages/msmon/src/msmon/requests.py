@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from msmon.config import CcConfig, Config
 from msmon.heat_maps import EDGES
 from msmon_hooks import CollectiveRequest, Elements, Feature, Request, Sides, Targets
 from msmon_stats import features
+
+_INSIDE: dict[bool | str, Literal["", "stored", "all"]] = {False: "", "stored": "stored", True: "all"}
 
 
 def make_request(
@@ -19,7 +21,8 @@ def make_request(
     process_groups: Any = None,
     on_structure: Callable[[dict[str, Any]], None],
     on_stacks: Callable[[dict[str, str]], None],
-    on_parameters: Callable[[list[dict[str, Any]]], None] | None = None,
+    on_parameters: Callable[[str, list[dict[str, Any]]], None] | None = None,
+    on_inside: Callable[[dict[str, dict[str, list[str]]]], None] | None = None,
 ) -> Request:
     """The request of a configuration.
 
@@ -29,15 +32,18 @@ def make_request(
         process_groups: ranks that hold the same tensors, as the framework's hooks describe them.
         on_structure: receives the document of `print_struct`.
         on_stacks: receives the stacks of `stack_info`.
-        on_parameters: receives the parameters of a model that has changed.
+        on_parameters: receives engine and parameters of a model that has changed.
+        on_inside: receives how the rows from inside of compiled graphs are read.
     """
     return Request(
         targets=make_targets(config),
         activations=config.collects_actv,
         activation_gradients=config.collects_actv_grad,
+        inside_compiled=_INSIDE[config.inside_compiled],
         weight_gradients=config.wg_distribution,
         each_micro_step=config.monitor_mbs_grad,
         moments=config.mv_distribution,
+        moments_after_update=config.second_form is not None,
         weights=config.param_distribution,
         main_grad=main_grad,
         process_groups=process_groups,
@@ -48,6 +54,7 @@ def make_request(
         on_structure=on_structure if config.print_struct else None,
         on_stacks=on_stacks if config.stack_info and "csv" in config.format else None,
         on_parameters=on_parameters,
+        on_inside=on_inside,
         collectives=_collectives(config.cc_distribution) if config.cc_distribution.enable else None,
         ends_program=ends_program(config),
     )
@@ -64,15 +71,14 @@ def _collectives(config: CcConfig) -> CollectiveRequest:
 
 def make_targets(config: Config) -> Targets:
     """The modules and parameters that the configuration names."""
-    wanted = {}
-    for target in config.targets:
-        elements = {
-            side: Elements(length=1 if selector.form == "tensor" else selector.length, index=selector.index)
-            for side in ("input", "output", "input_grad", "output_grad")
-            if (selector := getattr(target, side)) is not None
-        }
-        wanted[target.key] = Sides(elements={} if target.whole else elements)
-    return Targets(wanted, all_modules=config.all_xy)
+    wanted = {
+        target.key: Sides(
+            elements={side: Elements(length=one.length, index=one.index) for side, one in target.sides.items()}
+        )
+        for target in config.targets
+    }
+    parts = config.second_form.monitors.module.targets if config.second_form else ()
+    return Targets(wanted, all_modules=config.all_xy, module_parts=parts)
 
 
 def _l2_features(config: Config) -> dict[str, Feature]:

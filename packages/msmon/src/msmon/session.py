@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from attrs import frozen
 
 from msmon.alerts import AlertHistory, Alerts
 from msmon.collector import Buffer, Collector
 from msmon.config import Config
 from msmon.first_step import write_stacks, write_structure
-from msmon.outputs import make_writers
+from msmon.outputs import TrainingProcess, make_writers
 from msmon.pipeline import Pipeline
 from msmon.requests import make_request
 from msmon.run_info import run_info
 from msmon_hooks import Coverage, Request
 
 logger = logging.getLogger("msmon")
-
-
-@frozen(kw_only=True)
-class TrainingProcess:
-    """This process among all that train."""
-
-    framework: str
-    rank: int
-    world_size: int
-    output_dir: Path
-    pipeline: Sequence[int]
-    """Ranks of the pipeline-parallel group of this process, in its order; the next two likewise."""
-    data: Sequence[int]
-    tensor: Sequence[int]
-
-    @property
-    def pp_stage(self) -> int:
-        """Position in the pipeline."""
-        return self.pipeline.index(self.rank) if self.rank in self.pipeline else 0
-
-    def parallel(self) -> dict[str, list[int]]:
-        """Name of a dimension of parallelism to the ranks of this process's group."""
-        return {"pipeline": list(self.pipeline), "data": list(self.data), "tensor": list(self.tensor)}
 
 
 class Session:
@@ -76,7 +51,7 @@ class Session:
         self.pipeline = Pipeline(
             rank=process.rank,
             config=config,
-            writers=make_writers(config, run_dir, process.rank, self.coverage.switched_off),
+            writers=make_writers(config, run_dir, process, self.coverage.switched_off),
             alerts=self._make_alerts(history),
             coverage=self.coverage,
             run_dir=run_dir,
@@ -84,7 +59,8 @@ class Session:
         )
         self.collector = Collector(buffer, config.eps, self.pipeline.submit, self.coverage, owner=owner)
         # Not a method of the session: what finishes when the owner is gone must not lead to the owner.
-        self.finish: Callable[[], Any] = weakref.finalize(owner, self.pipeline.finish)
+        self._finalizer = weakref.finalize(owner, self.pipeline.finish)
+        self.finish: Callable[[], Any] = self._finalizer
 
     def request(self, *, main_grad: bool, process_groups: Any) -> Request:
         """What the hooks are to read."""
@@ -95,6 +71,7 @@ class Session:
             on_structure=self._on_structure,
             on_stacks=self._on_stacks,
             on_parameters=self._on_parameters,
+            on_inside=self._on_inside,
         )
 
     def begin(self, attachment: Any) -> None:
@@ -102,6 +79,11 @@ class Session:
         self.pipeline.run_info["engine"] = attachment.engine
         self.pipeline.run_info["tensors"] = self.pipeline.info_part.run(attachment.describe) or []
         self.pipeline.begin()
+
+    def discard(self) -> None:
+        """Nothing was recorded, and another session takes its place: leave no trace."""
+        self._finalizer.detach()
+        self.pipeline.discard()
 
     def reschedule(self, config: Config) -> None:
         """Other steps are sampled from now on; files and rules go on."""
@@ -124,11 +106,16 @@ class Session:
             on_failure=self.coverage.switched_off,
         )
 
-    def _on_parameters(self, tensors: list[dict[str, Any]]) -> None:
+    def _on_parameters(self, engine: str, tensors: list[dict[str, Any]]) -> None:
+        self.pipeline.run_info["engine"] = engine
         # Those that are gone have rows too.
         present = {(entry["vpp_stage"], entry["name"]) for entry in tensors}
         gone = [one for one in self.pipeline.run_info["tensors"] if (one["vpp_stage"], one["name"]) not in present]
         self.pipeline.run_info["tensors"] = [*tensors, *gone]
+        self.pipeline.begin()
+
+    def _on_inside(self, how: dict[str, dict[str, list[str]]]) -> None:
+        self.pipeline.run_info["inside_compiled"] = how
         self.pipeline.begin()
 
     def _on_structure(self, document: dict[str, Any]) -> None:

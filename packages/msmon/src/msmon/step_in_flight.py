@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msmon_io
 from msmon.collector import Collector
 from msmon.config import Config
 from msmon.rows import RowReader
 from msmon.tables import number_ops
 from msmon_io import TEXT_OPS, tag
+from msmon_io.memory_writer import table_metrics
 from msmon_stats import finalize
 
 Metrics = dict[str, dict[str, Any]]
@@ -61,10 +61,7 @@ def _so_far(collector: Collector, data_type: str, config: Config, rank: int) -> 
     refs, handles, matrix = collector.so_far()
     chosen = [index for index, ref in enumerate(refs) if ref.data_type == data_type]
     rows = RowReader(config.ops).read(tuple(refs[index] for index in chosen), handles[chosen], matrix)
-    memory = msmon_io.MemoryWriter(rank=rank)
-    for table in rows.tables(0):
-        memory.write(table)
-    return memory.metrics(data_type)
+    return {tag: cells for table in rows.tables(0) for tag, cells in table_metrics(table, rank).items()}
 
 
 def _text(tensor: Any, op: str) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from msmon_alert.batch import Batch, Bools, Floats
 from msmon_alert.memory import Array
 from msmon_alert.rule import ColumnRule
-from msmon_alert.rules.habit import broken_habit
+from msmon_alert.rules.habit import HISTORY, judge
 
 _MANY = 16
 """Elements that a tensor must have for their equality to be no accident."""
@@ -47,11 +47,7 @@ class AnomalyConstant(ColumnRule):
     20 7.0 99.0
     """
 
-    history_fields: ClassVar[Mapping[str, npt.DTypeLike]] = {
-        "habit": np.int32,
-        "streak": np.int32,
-        "last": np.float64,
-    }
+    history_fields: ClassVar[Mapping[str, npt.DTypeLike]] = HISTORY
 
     def applies(self, stat: str) -> bool:
         return stat == "max"
@@ -61,7 +57,7 @@ class AnomalyConstant(ColumnRule):
     ) -> tuple[Bools, Floats | None]:
         if not {"min", "norm"} <= set(batch.stats):
             return np.zeros(len(values), dtype=np.bool_), None
-        smallest, norm = (batch.values[:, batch.stats.index(name)] for name in ("min", "norm"))
+        smallest, norm = (batch.column(stat) for stat in ("min", "norm"))
         judged = batch.layout.mask("actv") & (batch.discrete | ~batch.no_grad)
         finite = judged & np.isfinite(smallest) & np.isfinite(values) & np.isfinite(norm)
         largest = np.maximum(np.abs(smallest), np.abs(values))
@@ -69,8 +65,4 @@ class AnomalyConstant(ColumnRule):
         spread = np.where(batch.discrete, values - smallest >= _MORE_THAN_A_FLAG, values > smallest)
         alive = finite & many & spread
         stopped = finite & (values == smallest) & (batch.discrete | (values != 0))
-        last = history["last"]
-        reference = last.copy()
-        last[alive] = values[alive]
-        between = finite & ~alive & ~stopped
-        return broken_habit(alive, stopped, between, history["habit"], history["streak"], steps=1), reference
+        return judge(values, finite, alive, stopped, history)

@@ -13,7 +13,7 @@ from msmon_alert.arguments import number, require
 from msmon_alert.batch import Batch, Bools, Floats
 from msmon_alert.memory import Array
 from msmon_alert.rule import ColumnRule
-from msmon_alert.rules.habit import broken_habit
+from msmon_alert.rules.habit import HISTORY, judge
 
 _CLEARLY_MORE = 10
 _NOISE = 1e-6
@@ -57,11 +57,7 @@ class AnomalyDead(ColumnRule):
     steps: int = 1
     """How many values on end have to reach it."""
 
-    history_fields: ClassVar[Mapping[str, npt.DTypeLike]] = {
-        "habit": np.int32,
-        "streak": np.int32,
-        "last": np.float64,
-    }
+    history_fields: ClassVar[Mapping[str, npt.DTypeLike]] = HISTORY
 
     def __attrs_post_init__(self) -> None:
         require(
@@ -75,15 +71,11 @@ class AnomalyDead(ColumnRule):
     def check_column(
         self, stat: str, values: Floats, history: Mapping[str, Array], batch: Batch
     ) -> tuple[Bools, Floats | None]:
-        last = history["last"]
-        reference = last.copy()
         finite = np.isfinite(values)
         stopped = finite & (values >= self.threshold)
         alive = finite & ~stopped & (1 - values >= min(_CLEARLY_MORE * (1 - self.threshold), _ALL_ALIVE))
         if "norm" in batch.stats:
-            alive &= ~(batch.values[:, batch.stats.index("norm")] < _NOISE)
-        last[alive] = values[alive]
-        between = finite & ~stopped & ~alive
-        fired = broken_habit(alive, stopped, between, history["habit"], history["streak"], self.steps)
+            alive &= ~(batch.column("norm") < _NOISE)
+        fired, reference = judge(values, finite, alive, stopped, history, steps=self.steps)
         unjudged = batch.discrete | batch.layout.mask("exp_avg_sq") | batch.layout.mask("state")
         return fired & ~unjudged, reference

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
 
-from msmon_alert.batch import Bools
+import numpy as np
+import numpy.typing as npt
+
+from msmon_alert.batch import Bools, Floats
 from msmon_alert.memory import Array
 
 ESTABLISHED = 20
 """So many values on end make up a habit whose end is news; fewer may be the noise of a beginning."""
+
+
+HISTORY: Mapping[str, npt.DTypeLike] = {"habit": np.int32, "streak": np.int32, "last": np.float64}
+"""What a rule remembers for `judge`."""
+
+
+def judge(
+    values: Floats, finite: Bools, alive: Bools, stopped: Bools, history: Mapping[str, Array], *, steps: int = 1
+) -> tuple[Bools, Floats]:
+    """Where something has stopped, see `broken_habit`, and the last value of each while it was alive."""
+    last = history["last"]
+    reference = last.copy()
+    last[alive] = values[alive]
+    between = finite & ~alive & ~stopped
+    return broken_habit(alive, stopped, between, history["habit"], history["streak"], steps), reference
 
 
 def broken_habit(alive: Bools, stopped: Bools, between: Bools, habit: Array, streak: Array, steps: int) -> Bools:

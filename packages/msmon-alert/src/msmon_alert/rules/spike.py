@@ -159,8 +159,7 @@ def _single_numbers(batch: Batch) -> Bools:
     """[n], all elements of the tensor are equal, so most likely it has one only."""
     if not {"min", "max"} <= set(batch.stats):
         return np.zeros(len(batch.values), dtype=np.bool_)
-    smallest, largest = (batch.values[:, batch.stats.index(stat)] for stat in ("min", "max"))
-    single: Bools = smallest == largest
+    single: Bools = batch.column("min") == batch.column("max")
     return single
 
 

@@ -13,7 +13,7 @@ from msmon_alert.arguments import number, require
 from msmon_alert.batch import Batch, Bools, Floats
 from msmon_alert.memory import Array
 from msmon_alert.rule import ColumnRule
-from msmon_alert.rules.habit import broken_habit
+from msmon_alert.rules.habit import HISTORY, judge
 
 _CLEARLY_ABOVE = 1000
 
@@ -45,11 +45,7 @@ class AnomalyVanish(ColumnRule):
 
     floor: float = 1e-12
 
-    history_fields: ClassVar[Mapping[str, npt.DTypeLike]] = {
-        "habit": np.int32,
-        "streak": np.int32,
-        "last": np.float64,
-    }
+    history_fields: ClassVar[Mapping[str, npt.DTypeLike]] = HISTORY
 
     def __attrs_post_init__(self) -> None:
         require(number("floor", self.floor, above=0))
@@ -60,12 +56,8 @@ class AnomalyVanish(ColumnRule):
     def check_column(
         self, stat: str, values: Floats, history: Mapping[str, Array], batch: Batch
     ) -> tuple[Bools, Floats | None]:
-        last = history["last"]
-        reference = last.copy()
         finite = np.isfinite(values)
         stopped = finite & (values < self.floor)
         alive = finite & (values >= _CLEARLY_ABOVE * self.floor)
-        last[alive] = values[alive]
-        between = finite & ~stopped & ~alive
-        fired = broken_habit(alive, stopped, between, history["habit"], history["streak"], steps=1)
+        fired, reference = judge(values, finite, alive, stopped, history)
         return fired & ~batch.discrete, reference

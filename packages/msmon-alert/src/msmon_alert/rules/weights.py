@@ -15,10 +15,9 @@ _NEVER = 0
 
 def report_column(batch: Batch) -> int | None:
     """The statistic under which a finding about a whole tensor is reported: `norm`, else the first number."""
-    numbers = [index for index, _, _ in batch.columns()]
     if "norm" in batch.stats:
         return batch.stats.index("norm")
-    return numbers[0] if numbers else None
+    return next((index for index, _, _ in batch.columns()), None)
 
 
 def rows_of(batch: Batch, mask: Bools) -> npt.NDArray[np.intp]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mindspore
@@ -89,6 +89,9 @@ class MindSporeFramework:
         defining = [cls for cls in type(module).__mro__ if "forward" in vars(cls)]
         return len(defining) > 1
 
+    def roots(self, model: Any) -> Sequence[Any]:
+        return [model]
+
     def unseen(self, modules: Iterable[Any]) -> dict[int, str]:
         cells = [module for module in modules if isinstance(module, nn.Cell)]
         if in_graph_mode():
@@ -121,6 +124,12 @@ class MindSporeFramework:
 
     def is_training(self, root: Any) -> bool:
         return is_recording()
+
+    def is_rehearsing(self) -> bool:
+        return False
+
+    def in_weight_pass(self) -> bool:
+        return False
 
     def backward_number(self) -> int:
         return 0

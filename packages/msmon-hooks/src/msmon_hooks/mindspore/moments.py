@@ -54,7 +54,9 @@ class Moments:
 
     def _layout(self, keys: tuple[str, ...]) -> StateLayout:
         if keys not in self._layouts:
-            self._layouts[keys] = StateLayout(keys=keys, places=(type(self._optimizer).__name__,))
+            self._layouts[keys] = StateLayout(
+                keys=keys, places=(type(self._optimizer).__name__,), given=self._optimizer is not None
+            )
         return self._layouts[keys]
 
     def _attribute(self, name: str, position: int | None) -> Any:

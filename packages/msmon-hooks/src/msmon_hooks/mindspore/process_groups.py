@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import frozen
 from mindspore import communication
 
 from msmon_hooks import process_groups
+from msmon_hooks.interception import call_after
+from msmon_hooks.registrations import Registrations
 
 
 @frozen(kw_only=True)
@@ -33,6 +35,12 @@ def is_distributed() -> bool:
     """
     initialized = getattr(communication.GlobalComm, "INITED", False)
     return bool(initialized) and int(communication.get_group_size()) > 1
+
+
+def when_ranks_are_known(then: Callable[[], None], registrations: Registrations) -> None:
+    """Call `then` when the processes have been initialized, unless they are; until the registrations are closed."""
+    if not getattr(communication.GlobalComm, "INITED", False):
+        call_after(communication.init, then, registrations)
 
 
 def group_ranks(group: Any) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ class Owner(Protocol):
 
     guard: Guarded
     active: bool
+    own: dict[int, Callable[[], Any]]
+    """By `id`, optimizers that tell by hooks of their own."""
 
     def other(self, optimizer: Any) -> StepCalls | None:
         """What is told of its steps; None: they are of no interest."""
@@ -40,7 +43,12 @@ class _OfAny:
 
     def calls(self, optimizer: Any) -> StepCalls | None:
         owner = self.owner()
-        return None if owner is None or not owner.active else owner.guard.run(owner.other, optimizer)
+        if owner is None or not owner.active:
+            return None
+        own = owner.own.get(id(optimizer))
+        if own is not None and own() is optimizer:
+            return None
+        return owner.guard.run(owner.other, optimizer)
 
 
 class _AnyBefore(_OfAny):

@@ -16,6 +16,7 @@ from msmon_hooks.request import Request
 from msmon_hooks.torch.adam import AdamGroups
 from msmon_hooks.torch.call_hooks import CallHooks, prepare
 from msmon_hooks.torch.collectives import CollectiveHooks
+from msmon_hooks.torch.compiled import inside_compiled
 from msmon_hooks.torch.directions import agreement
 from msmon_hooks.torch.framework import TORCH
 from msmon_hooks.torch.grads.detect import find_source
@@ -43,6 +44,7 @@ HOOKS = FrameworkHooks(
     adam_settings=lambda optimizer: AdamGroups(optimizer).settings,
     agreement=agreement,
     model_changes=ModelChanges,
+    inside_compiled=inside_compiled,
     prepare=prepare,
 )
 

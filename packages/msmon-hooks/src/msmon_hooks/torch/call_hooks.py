@@ -15,6 +15,7 @@ from msmon_hooks.hooks import Hook
 from msmon_hooks.interception import intercept
 from msmon_hooks.recording import Recording
 from msmon_hooks.registrations import Registrations, Removable
+from msmon_hooks.torch import weight_passes
 from msmon_hooks.torch.passes import is_apart, is_compiling
 
 
@@ -28,23 +29,33 @@ class _Registered(Hook):
     def __init__(self, hook: BeforeCall | AfterCall) -> None:
         super().__init__(hook.guard)
         self.hook = hook
+        self.clock = hook.clock
         self.muted = False
         """The call is watched from outside of its compiled region."""
 
 
 class _Before(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_compiling() and not self.muted and not is_apart(args, kwargs):
+        # The compiler must not look at the clock: each answer would be compiled.
+        if is_compiling() or self.muted or (self.clock is not None and not self.clock.sampled):
+            return
+        if not is_apart(args, kwargs):
             self.hook(module, args, kwargs, None)
 
 
 class _After(_Registered):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if is_compiling() or self.muted or (self.clock is not None and not self.clock.sampled):
+            return
         # torch leaves the keyword arguments out where the module raised.
-        if not is_compiling() and not self.muted:
-            kwargs = rest[0] if len(rest) > 1 else {}
-            if not is_apart(args, kwargs):
-                self.hook(module, args, kwargs, rest[-1])
+        kwargs = rest[0] if len(rest) > 1 else {}
+        if not is_apart(args, kwargs):
+            self.hook(module, args, kwargs, rest[-1])
+
+
+def hook_functions() -> list[Callable[..., Any]]:
+    """What modules call."""
+    return [_Before.__call__, _After.__call__]
 
 
 @define(slots=True, eq=False)
@@ -139,8 +150,9 @@ def _call(watched: _Watched, original: Callable[..., Any], args: tuple[Any, ...]
 
 
 def prepare(models: Sequence[nn.Module], recording: Recording, registrations: Registrations) -> None:
-    """Have `torch.jit.script` compile modules without hooks of this package, which it would refuse, until the
-    registrations are closed."""
+    """Until the registrations are closed, notice backwards for weights alone, and have `torch.jit.script` compile
+    modules without hooks of this package, which it would refuse."""
+    weight_passes.watch(registrations)
     if isinstance(torch.jit.script, FunctionType):
         registrations.callback(intercept(torch.jit.script, _script_without_hooks))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import torch
@@ -14,10 +14,16 @@ from msmon_hooks.coverage import CAPTURED
 from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Removable
 from msmon_hooks.torch.backward import backward_number, in_backward, segment_number
+from msmon_hooks.torch.callers import is_called_in
 from msmon_hooks.torch.mesh_shards import local_part, mesh_shard
+from msmon_hooks.torch.weight_passes import WeightPass
+from msmon_hooks.torch.wrappers import is_a, wrapped_models
 
 _WEIGHTS = ("weight", "wg")
 _GRAPHS = ("torch.cuda.graphs", "torch_npu.npu.graphs")
+_PIPELINES = "torch.distributed.pipelining.stage"
+# Where a stage finds out the shapes by a forward, and since torch 2.13 a backward, of its own.
+_REHEARSALS = ("_shape_inference", "_forward_metadata_inference")
 
 
 class TorchFramework:
@@ -97,6 +103,15 @@ class TorchFramework:
         # What torch.compile returns has its forward in the object.
         return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
+    def roots(self, model: nn.Module) -> Sequence[nn.Module]:
+        found = [model]
+        for _, inner in wrapped_models(model):
+            # Of these the inner one runs in threads of replicas, or is compiled.
+            if is_a(found[-1], "DataParallel", "OptimizedModule"):
+                break
+            found.append(inner)
+        return found
+
     def unseen(self, modules: Iterable[nn.Module]) -> dict[int, str]:
         found: dict[int, str] = {}
         for module in modules:
@@ -142,8 +157,14 @@ class TorchFramework:
             return None
         return next((parametrizations[name] for name in _WEIGHTS if name in parametrizations), None)
 
+    def in_weight_pass(self) -> bool:
+        return WeightPass.running
+
     def is_training(self, root: nn.Module) -> bool:
         return root.training and torch.is_grad_enabled()
+
+    def is_rehearsing(self) -> bool:
+        return _PIPELINES in sys.modules and is_called_in(_PIPELINES, _REHEARSALS)
 
 
 TORCH = TorchFramework()

@@ -34,7 +34,7 @@ class LossScale:
         self.steps = steps
         self._optimizer: Any = None
         self._scaler: Any = None
-        self._has_host_parameters = False
+        self._has_host_parameters: bool | None = None
         self._on_host: Callable[[], float] | None = None
 
     def attach(self, optimizer: Any, registrations: Registrations) -> None:
@@ -54,8 +54,7 @@ class LossScale:
     def follow(self, optimizer: Any) -> None:
         """Another optimizer minimizes them from now on."""
         self._optimizer = optimizer
-        groups = getattr(optimizer, "param_groups", ())
-        self._has_host_parameters = any(one.device.type == "cpu" for group in groups for one in group["params"])
+        self._has_host_parameters = None
 
     def of(self, gradient: torch.Tensor) -> torch.Tensor | float | None:
         """By what a gradient that a backward computes now is multiplied; None: by nothing."""
@@ -102,8 +101,13 @@ class LossScale:
             return
         self._scaler = scaler
         scale = self._scale
-        if scale is not None and scale.device.type != "cpu" and self._has_host_parameters:
-            self._on_host = _copy_to_host(scale)
+        if scale is not None and scale.device.type != "cpu":
+            if self._has_host_parameters is None:
+                # Not before: the script may move its model until it is trained.
+                groups = getattr(self._optimizer, "param_groups", ())
+                self._has_host_parameters = any(one.device.type == "cpu" for group in groups for one in group["params"])
+            if self._has_host_parameters:
+                self._on_host = _copy_to_host(scale)
 
     def steps_of(self, optimizer: Any) -> int | None:
         """How many calls of an optimizer's step were seen so far; None if it is not a monitored one."""

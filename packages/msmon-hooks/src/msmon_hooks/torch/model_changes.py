@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from torch import nn
+
+from msmon_hooks.torch.callers import is_called_in
 
 
 class ModelChanges:
@@ -35,7 +35,7 @@ class ModelChanges:
 
         What `torch.func.functional_call` puts into the modules is theirs for one call.
         """
-        if self._is_same() or _in_functional_call():
+        if self._is_same() or is_called_in("torch.nn.utils.stateless"):
             return
         self._known = self._snapshot()
         self._on_change()
@@ -78,10 +78,3 @@ class ModelChanges:
                 if child is not None and id(child) not in seen:
                     seen.add(id(child))
                     waiting.append(child)
-
-
-def _in_functional_call() -> bool:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") != "torch.nn.utils.stateless":
-        frame = frame.f_back
-    return frame is not None

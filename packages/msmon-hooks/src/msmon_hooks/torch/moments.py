@@ -127,15 +127,17 @@ class _Plan:
 
     def read(self, parameter: torch.Tensor) -> ParameterState | None:
         """The tensors as they stand now; None where the state consists of other things than before."""
-        for home in self._others:
-            if _state_in(home, parameter) is not None:
-                return None
-        contents = []
+        contents: list[Mapping[Any, Any]] = []
         for home, keys in self._homes:
             content = _state_in(home, parameter)
             if content is None or tuple(content) != keys:
                 return None
             contents.append(content)
+        for home in self._others:
+            other = _state_in(home, parameter)
+            # Wrappers may share the state of what they wrap.
+            if other is not None and not any(other is content for content in contents):
+                return None
         if self._entries is None:
             return self._read_deep(contents, parameter)
         for number, key in self._unset:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,15 +16,12 @@ from msmon_hooks.optimizer_steps import Arguments, Listener
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.all_optimizers import watch_all
 from msmon_hooks.torch.backward import in_backward
+from msmon_hooks.torch.callers import is_called_in
 from msmon_hooks.torch.mesh_shards import local_part
 from msmon_hooks.torch.nested_optimizers import nested_optimizers
 from msmon_hooks.torch.optimizer_group import OptimizerGroup, members
 from msmon_hooks.torch.step_calls import StepCalls, runs_hooks
 
-_BOTH_WAYS = (
-    "monitor.step(): the steps of the optimizer that set_monitor was given are seen and counted already; leave the "
-    "call out, or give set_monitor(..., optimizer=None) and call monitor.step() after each update"
-)
 _FOLLOWED = "the weights are now updated by another optimizer, {}: its steps are followed from here on"
 _CREATES_STATE = "torch.distributed.checkpoint.state_dict"
 
@@ -47,10 +42,9 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def __init__(self, guard: Guarded, listener: Listener) -> None:
         super().__init__(guard, listener)
-        self.by_hand = False
-        """Whether `end_by_hand` ends steps."""
+        self.own: dict[int, Callable[[], Any]] = {}
+        """By `id`, the optimizers that tell by hooks of their own."""
         self._given: list[StepCalls] = []
-        self._hooked: list[StepCalls] = []
         self._models: list[weakref.ref[Any]] = []
         self._others: dict[int, tuple[StepCalls | None, weakref.ref[Any], int]] = {}
         self._done: dict[StepCalls, bool] = {}
@@ -58,7 +52,6 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         self._waiting: list[StepCalls] = []
         """Those that may have taken the place of the given ones."""
         self._deferred = False
-        self._begun = False
         self._told: set[str] = set()
 
     # Hooks
@@ -77,7 +70,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
             calls = StepCalls(self, one)
             calls.given = True
             self._given.append(calls)
-            self._hooked.append(calls)
+            self.own[id(one)] = calls.optimizer
             if calls.runs_hooks:
                 registrations.add(one.register_step_pre_hook(_Before(self.guard, calls)))
                 registrations.add(one.register_step_post_hook(_After(self.guard, calls)))
@@ -103,7 +96,8 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         return known[0]
 
     def _examine(self, optimizer: Any) -> StepCalls | None:
-        if any(one.optimizer() is optimizer for one in self._hooked):
+        own = self.own.get(id(optimizer))
+        if own is not None and own() is optimizer:
             return None
         calls = StepCalls(self, optimizer)
         return None if self._watched_parameters().isdisjoint(calls.parameters) else calls
@@ -140,7 +134,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def call_ends(self, calls: StepCalls, result: Any) -> None:
         """It has returned."""
-        self.running = any(one.running for one in self._given)
+        self.running = calls.running if self._given == [calls] else any(one.running for one in self._given)
         if calls.ignored or self._outer(calls) is not None or self.by_hand:
             return
         if calls.given:
@@ -167,7 +161,10 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def _outer(self, calls: StepCalls) -> StepCalls | None:
         """The given one in whose call this one runs."""
-        return next((one for one in self._given if one.running and one is not calls), None)
+        for one in self._given:
+            if one.running and one is not calls:
+                return one
+        return None
 
     def _home(self, calls: StepCalls) -> StepCalls | None:
         """The given one that has this one inside."""
@@ -245,7 +242,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
     def _creates_state(self, calls: StepCalls) -> bool:
         """Whether this is a step on gradients of zero that is there to make the optimizer create its state: nothing of
         the model has run since the last step."""
-        if self._listener.in_step or self.running or (self.count and not _called_in(_CREATES_STATE)):
+        if self._listener.in_step or self.running or (self.count and not is_called_in(_CREATES_STATE)):
             return False
         groups = getattr(calls.optimizer(), "param_groups", ())
         gradients = [one.grad for group in groups for one in group["params"] if one.grad is not None]
@@ -257,7 +254,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def _has_stepped(self, calls: StepCalls, result: Any, *, skipped: bool) -> None:
         self._done[calls] = skipped
-        if all(one in self._done or self._all_inside_have(one) for one in self._given):
+        if self._given == [calls] or all(one in self._done or self._all_inside_have(one) for one in self._given):
             if in_backward():
                 # The backward goes on, and belongs to this step.
                 self._deferred = True
@@ -270,7 +267,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def _end(self, result: Any, *, skipped: bool) -> None:
         self._done.clear()
-        self._deferred = self._begun = False
+        self._deferred = False
         self.updating = None
         super()._end(result, skipped=skipped)
 
@@ -294,10 +291,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
             self.running = any(one.running for one in self._given)
         if not self.running:
             self.flush()
-        if self.by_hand and not self._begun:
-            self._begun = True
-            self.updating = None
-            self._listener.step_begins((), {})
+        super().forward_begins()
 
     def flush(self) -> None:
         """What waits for something that would still belong to the step has waited long enough."""
@@ -306,31 +300,15 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         elif self._waiting:
             self._replace()
 
-    def end_by_hand(self) -> None:
-        """The program says that the weights are updated.
-
-        Raises:
-            ValueError: steps of optimizers are counted.
-        """
-        if self.count and not self.by_hand:
-            raise ValueError(_BOTH_WAYS)
-        self.by_hand = True
+    def end_by_hand(self, gradients: Any = None) -> None:
+        """The program says that the weights are updated."""
+        super().end_by_hand(gradients)
         self._waiting.clear()
-        self.updating = None
-        self.guard.run(self.evaluated)
-        self._end(None, skipped=False)
 
 
 def _joined(calls: Sequence[StepCalls]) -> Any:
     optimizers = [optimizer for one in calls if (optimizer := one.optimizer()) is not None]
     return optimizers[0] if len(optimizers) == 1 else OptimizerGroup(optimizers)
-
-
-def _called_in(module: str) -> bool:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") != module:
-        frame = frame.f_back
-    return frame is not None
 
 
 class _Before(Hook):

@@ -54,4 +54,8 @@ def is_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return True
     if getattr(sys.modules.get("torch.autograd.forward_ad"), "_current_level", -1) >= 0:
         return True
-    return any(isinstance(value, torch.Tensor) and value.is_meta for value in (*args, *kwargs.values()))
+    # A loop: a generator costs two calls more, at each module.
+    for value in args:
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            return True
+    return bool(kwargs) and any(isinstance(value, torch.Tensor) and value.is_meta for value in kwargs.values())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import frozen
 from torch import distributed
 
 from msmon_hooks import process_groups
+from msmon_hooks.interception import call_after
+from msmon_hooks.registrations import Registrations
 
 
 @frozen(kw_only=True)
@@ -22,6 +24,12 @@ class ProcessGroups(process_groups.ProcessGroups):
     def rank(self) -> int:
         """Global rank of this process."""
         return distributed.get_rank()
+
+
+def when_ranks_are_known(then: Callable[[], None], registrations: Registrations) -> None:
+    """Call `then` when the process group was made, unless there is one; until the registrations are closed."""
+    if distributed.is_available() and not distributed.is_initialized():
+        call_after(distributed.init_process_group, then, registrations)
 
 
 def group_ranks(group: Any) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -23,8 +24,14 @@ def is_a(value: object, *names: str) -> bool:
     return any(cls.__name__ in names for cls in type(value).__mro__)
 
 
-def _is_wrapper(module: nn.Module) -> bool:
-    return is_a(module, *_MODEL_WRAPPERS)
+def wrapped_models(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What a wrapper wraps, and so on to the user's own model, each under its name in the one before."""
+    while is_a(model, *_MODEL_WRAPPERS):
+        inner = next((name for name in _INNER if model._modules.get(name) is not None), None)
+        if inner is None:
+            break
+        model = model._modules[inner]  # type: ignore[assignment]
+        yield inner, model
 
 
 def wrapper_prefix(model: nn.Module) -> str:
@@ -34,13 +41,7 @@ def wrapper_prefix(model: nn.Module) -> str:
         >>> wrapper_prefix(nn.DataParallel(nn.Linear(2, 2)))
         'module.'
     """
-    prefix = ""
-    while _is_wrapper(model):
-        found = [(name, inner) for name in _INNER if (inner := model._modules.get(name)) is not None]
-        if not found:
-            break
-        prefix, model = f"{prefix}{found[0][0]}.", found[0][1]
-    return prefix
+    return "".join(f"{name}." for name, _ in wrapped_models(model))
 
 
 def unwrapped_optimizer(optimizer: Any) -> Any:

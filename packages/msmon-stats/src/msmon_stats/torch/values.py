@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 
 from msmon_stats.layout import layout_of
-from msmon_stats.torch.wrapped import inside
+from msmon_stats.torch.wrapped import failure, inside
 
 # A piece that has to be converted or gathered is copied into some hundred KiB, whatever the size of the tensor; for a
 # tensor of many millions of values into a thousandth of it, so that an accelerator gets work of a useful size.
@@ -76,6 +76,11 @@ def address_of(tensor: torch.Tensor) -> int | None:
 def unsupported_reason(tensor: Any) -> str | None:
     """See `msmon_stats.unsupported_reason`."""
     tensor = local(tensor)
+    reason = _unsupported(tensor)
+    return reason and (failure(tensor) or reason)
+
+
+def _unsupported(tensor: torch.Tensor) -> str | None:
     if tensor.is_meta:
         return "a tensor on the meta device holds no data"
     if tensor.is_nested:

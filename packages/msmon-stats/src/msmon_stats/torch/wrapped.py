@@ -31,6 +31,19 @@ def inside(tensor: Any) -> Any:
     return values if type(values) in _PLAIN else tensor
 
 
+def failure(tensor: Any) -> str | None:
+    """Why the values inside of a wrapper cannot be had, where its own method raised; None where it has not."""
+    if type(tensor) in _PLAIN or tensor.is_nested:
+        return None
+    with torch.no_grad():
+        try:
+            _unwrapped(tensor)
+        except Exception as error:
+            said = str(error).partition("\n")[0][:200]
+            return f"a {type(tensor).__name__} whose values cannot be had: {type(error).__name__}: {said}"
+    return None
+
+
 def _joined(tensor: Any) -> Any:
     """One after the other. With holes between them it takes a synchronization to know which values count."""
     whole = tensor.is_contiguous() and getattr(tensor, "_lengths", None) is None

@@ -1,4 +1,4 @@
-"""Validate a configuration file and print what it would monitor.
+"""Validate a configuration file, of either form, and print what it would monitor.
 
 Every problem is reported at once, with its key, its value, what is allowed and the nearest known key.
 """
@@ -6,7 +6,7 @@ Every problem is reported at once, with its key, its value, what is allowed and 
 import argparse
 import sys
 
-from msmon.config import ConfigError, load_config
+from msmon.config import ConfigError, load_either
 
 EPILOG = """\
 examples:
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from msmon.cli.plan import print_plan
 
     try:
-        config = load_config(args.config)
+        config = load_either(args.config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

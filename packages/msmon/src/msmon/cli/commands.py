@@ -16,14 +16,14 @@ class Command:
     """
 
     name: str
-    """Also of its module in `msmon.cli`, which is imported when the command is used, not before."""
+    """Also of its module in `msmon.cli`, with `_` for `-`, which is imported when the command is used, not before."""
     summary: str
     own_parser: bool = False
     reads_runs: bool = False
     """Whether it needs `msmon.reading`; a run that cannot be read is then told, with the status 2."""
 
     def run(self, parser_class: type[argparse.ArgumentParser], words: list[str]) -> int:
-        module = import_module(f"msmon.cli.{self.name}")
+        module = import_module(f"msmon.cli.{self.name.replace('-', '_')}")
         if self.own_parser:
             return int(module.main(words))
         parser = parser_class(
@@ -53,6 +53,7 @@ class Command:
 _ALL = (
     Command(name="demo", summary="train a small model with a fault, and see it found"),
     Command(name="check", summary="validate a configuration, print what it would monitor"),
+    Command(name="convert-config", summary="a configuration of one form as one of the other"),
     Command(name="anomalies", summary="the first anomalies of all ranks, earliest first", own_parser=True),
     Command(name="show", summary="a run's summary in the terminal", reads_runs=True),
     Command(name="report", summary="a run as one self-contained page", reads_runs=True),

@@ -4,7 +4,7 @@ Needs msmon[parquet].
 """
 
 from msmon_io.cli import add_convert_arguments as add_arguments
-from msmon_io.cli import run_convert as run
+from msmon_io.cli import run
 
 __all__ = ["EPILOG", "add_arguments", "run"]
 

@@ -4,7 +4,7 @@ Needs msmon[tensorboard]. The same as csv2tensorboard_by_step() in Python.
 """
 
 from msmon_io.cli import add_csv2tb_arguments as add_arguments
-from msmon_io.cli import run_csv2tb as run
+from msmon_io.cli import run
 
 __all__ = ["EPILOG", "add_arguments", "run"]
 

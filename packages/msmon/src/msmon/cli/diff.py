@@ -78,13 +78,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         rules = read_rules(args.map) if args.map else None
         with status_line("comparing") as tell:
-            options = {
-                "rtol": args.rtol,
-                "atol": args.atol,
-                "rules": rules,
-                "baselines": args.baseline,
-                "progress": tell,
-            }
+            tolerances = {"rtol": args.rtol, "atol": args.atol, "baselines": args.baseline}
+            options = {**tolerances, "rules": rules, "progress": tell}
             if args.output:
                 result, written = write_diff_page(args.run_a, args.run_b, args.output, **options)
                 size = written.size
@@ -147,21 +142,9 @@ def _print_onset(out: Console, result: DiffResult) -> None:
 
 
 def _print_table(out: Console, title: str, differences: Sequence[Difference]) -> None:
-    columns = ("step", "data type", "tensor", "micro-step", "rank", "statistic", "A", "B", "x tolerance")
-    shown = table(title, *columns, right=("step", "A", "B", "x tolerance"))
+    shown = table(title, *differences[0].COLUMNS, "x tolerance", right=("step", "A", "B", "x tolerance"))
     for one in differences[:_ROWS]:
-        cells = [
-            one.step,
-            one.data_type,
-            one.tensor.label(),
-            "" if one.micro_step is None else one.micro_step,
-            "merged" if one.rank is None else one.rank,
-            one.stat,
-            number(one.a),
-            number(one.b),
-            f"{one.excess:.3g}",
-        ]
-        shown.add_row(*map(text, cells))
+        shown.add_row(*map(text, one.cells()))
     _print(out, shown, len(differences))
 
 

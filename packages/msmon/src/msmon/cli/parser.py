@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 def parse_without_command(words: list[str]) -> int:
     """Print the help or the version, or say why these words are no command; returns the exit status."""
-    lines = "\n".join(f"  {command.name:<10} {command.summary}" for command in COMMANDS.values())
+    lines = "\n".join(f"  {command.name:<14} {command.summary}" for command in COMMANDS.values())
     parser = Parser(
         prog="msmon",
         usage="msmon COMMAND ...",

@@ -14,10 +14,14 @@ _MOST_LISTED = 20
 
 def print_plan(config: Config) -> None:
     out = console()
-    out.print(Text.assemble((config.source, "bold"), ": valid"), soft_wrap=True)
+    out.print(
+        Text.assemble((config.source, "bold"), ": valid" + (", second form" if config.second_form else "")),
+        soft_wrap=True,
+    )
     for warning in config.warnings:
         out.print(Text.assemble(("warning ", "yellow"), warning), soft_wrap=True)
-    for title, rows in (("Monitored", _monitored(config)), ("When and where", _conditions(config))):
+    monitored = list(_data_types(config)) or [("nothing", "no monitor is switched on")]
+    for title, rows in (("Monitored", monitored), ("When and where", _conditions(config))):
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
@@ -27,12 +31,8 @@ def print_plan(config: Config) -> None:
         out.print(table)
 
 
-def _monitored(config: Config) -> Iterator[tuple[str, str]]:
-    """Data types as they appear in the output, with what is in them."""
-    yield from list(_data_types(config)) or [("nothing", "no monitor is switched on")]
-
-
 def _data_types(config: Config) -> Iterator[tuple[str, str]]:
+    """Data types as they appear in the output, with what is in them."""
     if config.collects_actv:
         yield "actv", f"activations of {_modules(config)}"
     if config.collects_actv_grad:
@@ -67,6 +67,9 @@ def _data_types(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _modules(config: Config) -> str:
+    if config.second_form:
+        parts = config.second_form.monitors.module.targets
+        return f"modules with {_listed(parts)} in their names" if parts else "all modules"
     named = _listed([target.key for target in config.targets])
     if not config.targets:
         return "all modules"
@@ -74,18 +77,18 @@ def _modules(config: Config) -> str:
 
 
 def _parameters(config: Config) -> str:
-    named = _listed([target.key for target in config.targets])
-    return f"the parameters of {named}" if config.targets else "all parameters"
+    return f"the parameters of {_listed([one.key for one in config.targets])}" if config.targets else "all parameters"
 
 
 def _conditions(config: Config) -> Iterator[tuple[str, str]]:
-    yield "statistics", ", ".join(config.ops)
+    for monitor, ops in config.second_form.ops().items() if config.second_form else [("", config.ops)]:
+        yield f"statistics {'of ' if monitor else ''}{monitor}".rstrip(), ", ".join(ops)
     yield "steps", _steps(config)
     yield "ranks", ", ".join(map(str, config.module_ranks)) or "all"
     yield "format", ", ".join(config.format)
     files = [name for name in config.format if name != "api"]
     if files or config.alert.dump:
-        yield "directory", str(output_dir())
+        yield "directory", config.second_form.output_dir if config.second_form else str(output_dir())
     if config.append_output:
         yield "continues", "runs begun between " + " and ".join(config.append_output)
     yield "alerts", _alerts(config)
@@ -100,7 +103,9 @@ def _kernels() -> str:
 
 
 def _alerts(config: Config) -> str:
-    rules = [_rule(rule.rule_name, rule.args) for rule in config.alert.rules]
+    rules = [
+        f"{r.rule_name}({', '.join(f'{key}={value}' for key, value in r.args.items())})" for r in config.alert.rules
+    ]
     return ", then ".join(rules) + (", written to anomaly.json" if config.alert.dump else "") if rules else "none"
 
 
@@ -115,10 +120,6 @@ def _steps(config: Config) -> str:
     every = "every step" if config.step_interval == 1 else f"one of every {config.step_interval} steps"
     forever = config.collect_times >= Config().collect_times
     return f"{first}, {every}" + ("" if forever else f", {config.collect_times} in all")
-
-
-def _rule(name: str, args: dict[str, object]) -> str:
-    return f"{name}({', '.join(f'{key}={value}' for key, value in args.items())})"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -81,14 +81,8 @@ def _peaks(out: Console, summary: Summary) -> None:
     for one in summary.types:
         # Several data types: a few of each say more than many of one.
         for peak in one.peaks[: max(_ROWS // len(summary.types), 2)]:
-            shown.add_row(
-                text(peak.data_type),
-                text(peak.tensor.label()),
-                text(peak.stat),
-                text(number(peak.value)),
-                text(peak.step),
-                text(peak.rank),
-            )
+            cells = (peak.data_type, peak.tensor.label(), peak.stat, number(peak.value), peak.step, peak.rank)
+            shown.add_row(*map(text, cells))
     out.print()
     out.print(shown)
 
@@ -101,14 +95,10 @@ def _anomalies(out: Console, summary: Summary) -> None:
         return
     steps, last = len(found.spread), found.spread[-1].step
     when = f"{steps} step{'s'[: steps != 1]} from {found.spread[0].step} to {last}"
-    title = f"Anomalies: {found.total:,} in {when}, the first"
-    shown = table(
-        title, "step", "micro-step", "phase", "rank", "data type", "tensor", "what fired", right=("step", "rank")
-    )
+    columns = found.first[0].COLUMNS
+    shown = table(f"Anomalies: {found.total:,} in {when}, the first", *columns, right=("step", "rank"))
     for one in found.first[:_ROWS]:
-        micro_step = "" if one.micro_step is None else one.micro_step
-        cells = [one.step, micro_step, one.phase, one.rank, one.data_type, one.tensor.label(), one.fired()]
-        shown.add_row(*map(text, cells))
+        shown.add_row(*map(text, one.cells()))
     out.print(shown)
 
 

@@ -5,9 +5,12 @@ from msmon.config.environment import dynamic_mode, output_dir
 from msmon.config.load import load_config, parse_config
 from msmon.config.model import AlertConfig, CcConfig, Config, L2Config, RuleConfig
 from msmon.config.problems import ConfigError
+from msmon.config.second_form import FRAMEWORKS, SecondForm
+from msmon.config.second_form_loading import is_second_form, load_either, parse_second_form
 from msmon.config.selector import Selector, Target
 
 __all__ = [
+    "FRAMEWORKS",
     "AlertConfig",
     "CcConfig",
     "Config",
@@ -16,10 +19,14 @@ __all__ = [
     "L2Config",
     "Period",
     "RuleConfig",
+    "SecondForm",
     "Selector",
     "Target",
     "dynamic_mode",
+    "is_second_form",
     "load_config",
+    "load_either",
     "output_dir",
     "parse_config",
+    "parse_second_form",
 ]

@@ -1,7 +1,7 @@
 """The check that stands behind each field: takes a JSON value, gives what the program uses, or records a problem."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -41,28 +41,26 @@ def checked_fields(cls: type) -> dict[str, Check]:
     return {f.name: f.metadata["check"] for f in attrs.fields(cls) if "check" in f.metadata}
 
 
-def boolean(value: object, path: str, problems: Problems) -> bool | None:
-    if isinstance(value, bool):
-        return value
-    problems.refuse(path, value, "true or false", f"not {kind(value)}")
-    return None
+def of_type(wanted: type, allowed: str) -> Check:
+    def check(value: object, path: str, problems: Problems) -> object:
+        if isinstance(value, wanted):
+            return value
+        problems.refuse(path, value, allowed, f"not {kind(value)}")
+        return None
+
+    return check
 
 
-def string(value: object, path: str, problems: Problems) -> str | None:
-    if isinstance(value, str):
-        return value
-    problems.refuse(path, value, "a string", f"not {kind(value)}")
-    return None
+boolean = of_type(bool, "true or false")
+string = of_type(str, "a string")
 
 
 def integer(minimum: int) -> Check:
-    def check(value: object, path: str, problems: Problems) -> int | None:
-        if isinstance(value, int) and not isinstance(value, bool):
-            if value >= minimum:
-                return value
-            problems.refuse(path, value, f"an integer >= {minimum}")
-        else:
-            problems.refuse(path, value, f"an integer >= {minimum}", _as_integer(value))
+    def check(value: Any, path: str, problems: Problems) -> Any:
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if is_integer and value >= minimum:
+            return value
+        problems.refuse(path, value, f"an integer >= {minimum}", "" if is_integer else _as_integer(value))
         return None
 
     return check
@@ -83,15 +81,13 @@ def positive_number(value: object, path: str, problems: Problems) -> float | Non
     return None
 
 
-def choice(*names: str) -> Check:
-    allowed = "one of " + ", ".join(shown(name) for name in names)
-
-    def check(value: object, path: str, problems: Problems) -> str | None:
-        if isinstance(value, str) and value in names:
-            return value
-        near = nearest(value, names)
-        problems.refuse(path, value, allowed, f"did you mean {shown(near)}?" if near else "")
-        return None
+def choice(names: Sequence[str], more: str = "") -> Check:
+    def check(value: object, path: str, problems: Problems) -> object:
+        if not isinstance(value, str) or value not in names:
+            near = nearest(value, names)
+            allowed = f"one of {', '.join(map(shown, names))}{more}"
+            problems.refuse(path, value, allowed, f"did you mean {shown(near)}?" if near else "")
+        return value
 
     return check
 

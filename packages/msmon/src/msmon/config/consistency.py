@@ -23,7 +23,7 @@ def _warnings(config: Config) -> list[str]:
         found.append(
             "forward_only, backward_only: both are true, so neither activations nor their gradients are collected"
         )
-    for key in ("all_xy", "forward_only", "backward_only"):
+    for key in ("all_xy", "forward_only", "backward_only", "inside_compiled"):
         if getattr(config, key) and not config.xy_distribution:
             found.append(f"{key}: no effect without xy_distribution")
     if config.monitor_mbs_grad and not config.wg_distribution:

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Callable
 
 from attrs import frozen
 
@@ -41,14 +42,6 @@ class Period:
         return self.first_step + (self.config.collect_times - 1) * self.config.step_interval
 
 
-@frozen
-class Coming:
-    """What will be in force from a step on."""
-
-    first_step: int
-    period: Period | None
-
-
 class DynamicSwitch:
     """Turns edits of the configuration file into periods of collection.
 
@@ -64,6 +57,7 @@ class DynamicSwitch:
         rank: this process.
         world_size: how many processes train.
         launch: what tells this launch from another one; default: from the environment.
+        parse: what checks the object in the file.
 
     >>> switch = DynamicSwitch("monitor_config.json")  # doctest: +SKIP
     >>> switch.begin(next_step=0)  # doctest: +SKIP
@@ -77,22 +71,21 @@ class DynamicSwitch:
         rank: int = 0,
         world_size: int = 1,
         launch: str | None = None,
+        parse: Callable[..., Config] = parse_config,
     ) -> None:
         self._path = path
+        self._parse = parse
         self._rank = rank
         self._world_size = world_size
         self._launch = launch_id() if launch is None else launch
         self._watch = ConfigWatch(path)
         self._start_file = StartFile(path)
         self._generation = 0
-        self._period: Period | None = None
-        self._coming: list[Coming] = []
-        self._unannounced: tuple[str, int, float] | None = None
-
-    @property
-    def period(self) -> Period | None:
+        self.period: Period | None = None
         """What is in force for the step that comes next, the same object until it changes; None: nothing."""
-        return self._period
+        self._coming: list[tuple[int, Period | None]] = []
+        """From which step on what will be in force."""
+        self._unannounced: tuple[str, int, float] | None = None
 
     def begin(self, next_step: int = 0) -> None:
         """Look at the file for the first time. `next_step` itself is never collected; the one after it may be."""
@@ -108,17 +101,17 @@ class DynamicSwitch:
             self._watch_file(next_step, ahead=0 if self._world_size == 1 else 1)
         else:
             self._follow(next_step)
-        while self._coming and self._coming[0].first_step <= next_step:
-            self._period = self._coming.pop(0).period
-        if self._period is not None and next_step > self._period.last_step:
-            ended, self._period = self._period, None
+        while self._coming and self._coming[0][0] <= next_step:
+            _, self.period = self._coming.pop(0)
+        if self.period is not None and next_step > self.period.last_step:
+            ended, self.period = self.period, None
             if self._rank == self._writer(ended.config):
                 self._switch_off(ended)
-        return self._period
+        return self.period
 
     @property
     def _latest(self) -> Period | None:
-        return self._coming[-1].period if self._coming else self._period
+        return self._coming[-1][1] if self._coming else self.period
 
     def close(self) -> None:
         """Leave no start file behind."""
@@ -148,7 +141,7 @@ class DynamicSwitch:
 
     def _read(self, content: Content, first_step: int) -> Period | None:
         name = path_name(self._path)
-        config = parse_config(parse_object(content.data, name), name)
+        config = self._parse(parse_object(content.data, name), name)
         return Period(config=config, first_step=first_step, digest=content.digest) if config.dynamic_on else None
 
     def _announce(self, content: Content, period: Period | None, first_step: int) -> None:
@@ -171,7 +164,7 @@ class DynamicSwitch:
                     path_name(self._path),
                 )
                 return
-        self._coming.append(Coming(first_step, period))
+        self._coming.append((first_step, period))
 
     # The other ranks
 
@@ -182,14 +175,14 @@ class DynamicSwitch:
             self._generation = news.generation
             if self._unannounced is not None and self._unannounced[0] == news.digest:
                 self._unannounced = None
-            self._coming.append(Coming(news.first_step, self._announced(news, next_step)))
+            self._coming.append((news.first_step, self._announced(news, next_step)))
         self._miss_announcement(next_step)
 
     def _announced(self, news: Announcement, next_step: int) -> Period | None:
         if news.config is None:
             return None
         try:
-            config = parse_config(news.config, path_name(self._path))
+            config = self._parse(news.config, path_name(self._path))
         except ConfigError as error:  # a rule that is installed for rank 0 only
             logger.error("rank %d cannot use the configuration of rank 0, and collects nothing: %s", self._rank, error)
             return None

@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF009 (setting() declares a field; the objects given to it as defaults are frozen)
 
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -22,10 +23,18 @@ from msmon.config.checks import (
     string,
 )
 from msmon.config.patterns import any_matches, check_patterns
-from msmon.config.problems import Problems
+from msmon.config.problems import Problems, join
+from msmon.config.second_form import SecondForm
 from msmon.config.selector import Target, parse_targets
-from msmon.config.timestamps import parse_range
-from msmon.config.values import DEFAULT_OPS, parse_formats, parse_ndigits, parse_ops, parse_rule_name, require
+from msmon.config.values import (
+    DEFAULT_OPS,
+    parse_append_output,
+    parse_formats,
+    parse_inside,
+    parse_ndigits,
+    parse_ops,
+    parse_rule_name,
+)
 
 SWITCHES = (
     "wg_distribution",
@@ -55,7 +64,8 @@ class RuleConfig:
 
 
 def _parse_rule(value: object, path: str, problems: Problems) -> RuleConfig | None:
-    require("rule_name", value, path, problems)
+    if isinstance(value, Mapping) and "rule_name" not in value:
+        problems.error(join(path, "rule_name"), "is missing")
     return parse_fields(RuleConfig, value, path, problems)
 
 
@@ -167,6 +177,10 @@ class Config:
     backward_only: bool = setting(False, boolean)
     """With `xy_distribution`: gradients of activations, without the activations."""
 
+    inside_compiled: bool | str = setting(False, parse_inside)
+    """With `xy_distribution`: also modules inside of graphs of `torch.compile`; `"stored"`: only what the compiled
+    program has in memory."""
+
     mv_distribution: bool = setting(False, boolean)
     """The optimizer moments exp_avg (m) and exp_avg_sq (v)."""
 
@@ -191,7 +205,7 @@ class Config:
     recording_l2_features: bool = setting(False, boolean)
     """Compute the features of `l2_targets`."""
 
-    sa_order: str = setting("s,b,h,d", choice("s,b,h,d", "b,s,h,d"))
+    sa_order: str = setting("s,b,h,d", choice(("s,b,h,d", "b,s,h,d")))
     """The layout of Q and K for `attention_hook`: sequence, batch, head, dimension."""
 
     format: tuple[str, ...] = setting(("csv",), parse_formats)
@@ -209,11 +223,14 @@ class Config:
     step_count_per_record: int = setting(1, integer(1))
     """Steps per CSV file."""
 
-    append_output: tuple[str, ...] = setting((), parse_range)
+    append_output: tuple[str, ...] = setting((), parse_append_output)
     """Resumed training: write into the existing run directories between these two time stamps."""
 
     squash_name: bool = setting(False, boolean)
     """Shorten names in the output."""
+
+    second_form: SecondForm | None = None
+    """What the configuration was made from, if it is a translation; it says how files look."""
 
     source: str = "configuration"
     """The file that the configuration was read from, for messages."""

@@ -5,12 +5,22 @@ import json
 import re
 import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 from msmon_alert import printable
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 _SHOWN_CHARACTERS = 80
 _LISTED_PROBLEMS = 100
+_KINDS: dict[Any, str] = {
+    type(None): "null",
+    bool: "a boolean",  # before int, which it is too
+    int: "an integer",
+    float: "a floating-point number",
+    str: "a string",
+    (list, tuple): "a list",
+    dict: "an object",
+}
 
 
 class ConfigError(ValueError):
@@ -76,21 +86,8 @@ def shown(value: object) -> str:
 
 def kind(value: object) -> str:
     """The JSON name of a value's type, with its article."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int):
-        return "an integer"
-    if isinstance(value, float):
-        return "a floating-point number"
-    if isinstance(value, str):
-        return "a string"
-    if isinstance(value, (list, tuple)):
-        return "a list"
-    if isinstance(value, dict):
-        return "an object"
-    return f"a Python {type(value).__name__}"
+    names = (name for types, name in _KINDS.items() if isinstance(value, types))
+    return next(names, f"a Python {type(value).__name__}")
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from typing import Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from msmon.config.problems import Problems, join, kind, nearest
 
@@ -25,11 +24,8 @@ class Selector:
     text: str
     """The specification as it stands in the file: `tensor`, `tuple[n]:i`, `list[n]:i`, `tuple[n]` or empty."""
 
-    form: Literal["any", "tensor", "sequence"]
-    """Whether any form is taken (empty string), a bare tensor is expected, or a sequence of `length` elements."""
-
     length: int | None = None
-    """The number of elements that the sequence must have."""
+    """The number of elements that the sequence must have, 1 for a bare tensor; None: any form is taken."""
 
     index: int | None = None
     """The one element that is monitored; None: all of them."""
@@ -48,25 +44,12 @@ class Target:
     stage: int | None = None
     """The virtual pipeline stage of the prefix `"0:"`; None: every stage."""
 
-    whole: bool = True
-    """The specification is `{}`: everything of the module, every side and element."""
-
-    input: Selector | None = None
-    """Forward inputs; None with `whole` false: not monitored. The same for the other three."""
-
-    output: Selector | None = None
-    """Forward outputs."""
-
-    input_grad: Selector | None = None
-    """Gradients of the inputs."""
-
-    output_grad: Selector | None = None
-    """Gradients of the outputs."""
+    sides: Mapping[str, Selector] = field(factory=dict)
+    """Which of `SIDES` are monitored (`input`: forward inputs, `input_grad`: their gradients); empty: everything."""
 
     def to_dict(self) -> dict[str, str]:
         """The specification as it stands in the file."""
-        sides = ((side, getattr(self, side)) for side in SIDES)
-        return {side: selector.text for side, selector in sides if selector is not None}
+        return {side: selector.text for side, selector in self.sides.items()}
 
 
 def parse_selector(text: str) -> Selector:
@@ -76,9 +59,9 @@ def parse_selector(text: str) -> Selector:
         ValueError: the text is none of the allowed forms, or the element does not exist.
     """
     if text == "":
-        return Selector(text=text, form="any")
+        return Selector(text=text)
     if text == "tensor":
-        return Selector(text=text, form="tensor")
+        return Selector(text=text, length=1)
     match = _SPEC.match(text)
     if match is None:
         raise ValueError("an unknown form")
@@ -89,7 +72,7 @@ def parse_selector(text: str) -> Selector:
             f"the last element of {match[1]}[{length}] is {length - 1}" if length else "an empty tuple has no element"
         )
         raise ValueError(last)
-    return Selector(text=text, form="sequence", length=length, index=index)
+    return Selector(text=text, length=length, index=index)
 
 
 def parse_targets(value: object, path: str, problems: Problems) -> tuple[Target, ...]:
@@ -106,24 +89,18 @@ def _target(key: object, spec: object, path: str, problems: Problems) -> Target:
         problems.refuse(path, key, "a string as name", f"not {kind(key)}")
         key = ""
     stage = _STAGE.match(key)
-    sides: dict[str, Selector | None] = {}
     if not isinstance(spec, Mapping):
         problems.refuse(path, spec, f"{{}} or an object with {', '.join(SIDES)}", f"not {kind(spec)}")
         spec = {}
-    for side, text in spec.items():
-        if side in SIDES:
-            sides[side] = _selector(text, join(path, side), problems)
-        else:
+    for side in spec:
+        if side not in SIDES:
             problems.unknown_key(path, side, SIDES)
+    found = {side: _selector(spec[side], join(path, side), problems) for side in SIDES if side in spec}
     return Target(
         key=key,
         name=stage[2] if stage else key,
         stage=int(stage[1]) if stage else None,
-        whole=not spec,
-        input=sides.get("input"),
-        output=sides.get("output"),
-        input_grad=sides.get("input_grad"),
-        output_grad=sides.get("output_grad"),
+        sides={side: selector for side, selector in found.items() if selector is not None},
     )
 
 

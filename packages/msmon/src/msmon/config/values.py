@@ -1,11 +1,10 @@
-"""Checks of single fields whose rules are their own: `ops`, `format`, `ndigits`, a rule of `alert`."""
-
-from collections.abc import Mapping, Sequence
+"""Checks of single fields whose rules are their own: `ops`, `format`, `ndigits`, `append_output`."""
 
 import msmon_stats
-from msmon.config.checks import integer
+from msmon.config.checks import choice, integer, list_of
 from msmon.config.problems import Problems, join, kind, nearest, shown
 from msmon_io import TEXT_OPS, writer_names
+from msmon_io.run_dirs import parse_range, parse_stamp
 
 OPS = (*msmon_stats.OPS, *TEXT_OPS)
 DEFAULT_OPS = ("norm",)
@@ -39,20 +38,10 @@ def _with_near(op: str) -> str:
 
 def parse_formats(value: object, path: str, problems: Problems) -> tuple[str, ...]:
     """One format or a list of them, each once."""
-    known = writer_names()
-    names = ", ".join(shown(name) for name in known)
     if isinstance(value, (list, tuple)) and value:
-        for i, name in enumerate(value):
-            _check_format(name, join(path, i), known, f"one of {names}", problems)
-        return tuple(dict.fromkeys(name for name in value if isinstance(name, str)))
-    _check_format(value, path, known, f"one of {names} or a list of them", problems)
-    return (str(value),)
-
-
-def _check_format(value: object, path: str, known: Sequence[str], allowed: str, problems: Problems) -> None:
-    if not isinstance(value, str) or value not in known:
-        near = nearest(value, known)
-        problems.refuse(path, value, allowed, f"did you mean {shown(near)}?" if near else "")
+        names = list_of(choice(writer_names()), "formats")(value, path, problems)
+        return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+    return (choice(writer_names(), " or a list of them")(value, path, problems),)
 
 
 def parse_ndigits(value: object, path: str, problems: Problems) -> int | None:
@@ -64,6 +53,14 @@ def parse_ndigits(value: object, path: str, problems: Problems) -> int | None:
     return digits
 
 
+def parse_inside(value: object, path: str, problems: Problems) -> bool | str:
+    """How far to look into compiled graphs."""
+    if isinstance(value, bool) or value == "stored":
+        return value
+    problems.refuse(path, value, 'false, "stored" or true', "" if isinstance(value, str) else f"not {kind(value)}")
+    return False
+
+
 def parse_rule_name(value: object, path: str, problems: Problems) -> str:
     if isinstance(value, str) and value:
         return value
@@ -72,7 +69,24 @@ def parse_rule_name(value: object, path: str, problems: Problems) -> str:
     return ""
 
 
-def require(key: str, value: object, path: str, problems: Problems) -> None:
-    """Record that an object lacks a key which it must have."""
-    if isinstance(value, Mapping) and key not in value:
-        problems.error(join(path, key), "is missing")
+def parse_append_output(value: object, path: str, problems: Problems) -> tuple[str, ...]:
+    """The check of `append_output`: nothing, or the first and the last time stamp."""
+    allowed = '[] or two time stamps such as ["Dec03_21-34-40", "Dec03_21-34-41"]'
+    if not isinstance(value, (list, tuple)):
+        problems.refuse(path, value, allowed, f"not {kind(value)}")
+        return ()
+    if len(value) not in (0, 2):
+        problems.refuse(path, value, allowed, f"not {len(value)} of them")
+    found = len(problems.errors)
+    for i, stamp in enumerate(value):
+        try:
+            parse_stamp(stamp)
+        except ValueError:
+            note = "" if isinstance(stamp, str) else f"not {kind(stamp)}"
+            problems.refuse(join(path, i), stamp, "a time stamp such as Dec03_21-34-40", note)
+    if len(value) == 2 and len(problems.errors) == found:
+        try:
+            parse_range(*value)
+        except ValueError:
+            problems.refuse(path, value, allowed, "the earlier one comes first")
+    return tuple(value)

@@ -7,8 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from msmon.config import load_config
-from msmon.pytorch import TrainerMon
+from msmon.integrations.watching import Watching
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -26,7 +25,7 @@ def _callback_class() -> Any:
 _Callback: Any = _callback_class()
 
 
-class MsmonCallback(_Callback):  # type: ignore[misc]
+class MsmonCallback(Watching, _Callback):  # type: ignore[misc]
     """Watches a training of Lightning's `Trainer`, from `on_train_start` to its end, also where that is an error.
 
     Accumulation, resumed training and the strategies DDP and FSDP are found by themselves. A batch is a micro-step,
@@ -47,33 +46,17 @@ class MsmonCallback(_Callback):  # type: ignore[misc]
     """
 
     def __init__(self, config_file_path: str | os.PathLike[str], *, optimizer: int = 0, **groups: Any) -> None:
-        super().__init__()
-        unknown = {*groups} - {"process_group", "dp_group", "tp_group"}
-        if unknown:
-            raise TypeError(f"MsmonCallback: unknown {', '.join(sorted(unknown))}; process_group, dp_group or tp_group")
-        load_config(config_file_path)
-        self.monitor: TrainerMon | None = None
-        """The monitor of the training in progress, or of the last one."""
-        self._config_file_path = config_file_path
+        super().__init__(config_file_path, **groups)
         self._optimizer = optimizer
-        self._groups = groups
         self._in_batch = False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The strategy has wrapped the module and made the optimizers: put the hooks on."""
-        if self.monitor is not None:
-            # Training begins again: a smaller batch after an error, or a second call.
-            self.monitor.close()
-        groups = dict(self._groups)
-        self.monitor = TrainerMon(
-            self._config_file_path, process_group=groups.pop("process_group", None), params_have_main_grad=False
-        )
-        self.monitor.set_monitor(
+        self._begin(
             trainer.strategy.model if trainer.strategy.model is not None else pl_module,
             grad_acc_steps=trainer.accumulate_grad_batches,
             optimizer=trainer.optimizers[self._optimizer],
             start_iteration=trainer.global_step,
-            **groups,
         )
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -97,11 +80,9 @@ class MsmonCallback(_Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Write what is pending and take the hooks off."""
-        if self.monitor is not None:
-            self.monitor.close()
+        self._close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The training ends before its time."""
         self._in_batch = False
-        if self.monitor is not None:
-            self.monitor.close()
+        self._close()

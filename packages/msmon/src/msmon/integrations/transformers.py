@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from types import FrameType
 from typing import Any
@@ -12,14 +11,13 @@ try:
 except ImportError as error:
     raise ImportError("msmon.integrations.transformers needs transformers: pip install transformers") from error
 
-from msmon.config import load_config
-from msmon.pytorch import TrainerMon
+from msmon.integrations.watching import Watching
 
 _CALLERS = 6
 """The trainer is the caller of the handler that calls the callback; a subclass may put a few functions between."""
 
 
-class MsmonCallback(TrainerCallback):  # type: ignore[misc]
+class MsmonCallback(Watching, TrainerCallback):  # type: ignore[misc]
     """Watches a training of Hugging Face's `Trainer`, from `on_train_begin` to `on_train_end`.
 
     Accumulation, resumed training (the first step has the trainer's number), DDP, FSDP and DeepSpeed are found by
@@ -38,39 +36,18 @@ class MsmonCallback(TrainerCallback):  # type: ignore[misc]
         trainer.train()
     """
 
-    def __init__(self, config_file_path: str | os.PathLike[str], **groups: Any) -> None:
-        unknown = {*groups} - {"process_group", "dp_group", "tp_group"}
-        if unknown:
-            raise TypeError(f"MsmonCallback: unknown {', '.join(sorted(unknown))}; process_group, dp_group or tp_group")
-        # A mistake in the file is reported here, before the model is loaded.
-        load_config(config_file_path)
-        self.monitor: TrainerMon | None = None
-        """The monitor of the training in progress, or of the last one."""
-        self._config_file_path = config_file_path
-        self._groups = groups
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The model is wrapped and the optimizer is made: put the hooks on."""
-        model = kwargs["model"]
-        if self.monitor is not None:
-            # Training begins again: a smaller batch after an error, or a second call.
-            self.monitor.close()
-        groups = dict(self._groups)
-        self.monitor = TrainerMon(
-            self._config_file_path, process_group=groups.pop("process_group", None), params_have_main_grad=False
-        )
-        self.monitor.set_monitor(
-            _wrapped(model, sys._getframe(1)),
+        self._begin(
+            _wrapped(kwargs["model"], sys._getframe(1)),
             grad_acc_steps=args.gradient_accumulation_steps,
             optimizer=kwargs["optimizer"],
             start_iteration=state.global_step,
-            **groups,
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write what is pending and take the hooks off."""
-        if self.monitor is not None:
-            self.monitor.close()
+        self._close()
 
 
 def _wrapped(model: Any, frame: FrameType | None) -> Any:

@@ -43,6 +43,39 @@ class TrainerMon(BaseTrainerMon):
     _make_buffer = PartialBuffer
     _model_kind = "Cell"
     optimizer_methods = ("__call__", "step")
+    optional_optimizer = True
+
+    def step(self, gradients: Any = None) -> None:
+        """The weights were updated: a step ends here.
+
+        Only for training loops in which that cannot be seen: updates by hand, several optimizers that take turns, with
+        `set_monitor(..., optimizer=None)`. Weights before the update (`param_origin`) are read when the step's first
+        training forward begins.
+
+        Args:
+            gradients: what the update consumed, in the order of `network.trainable_params()`: MindSpore keeps it
+                nowhere. None: `grad_reduced` has no rows.
+
+        Raises:
+            ValueError: steps of the optimizer that `set_monitor` was given are counted already.
+
+        Example:
+            >>> import json, tempfile, mindspore
+            >>> from mindspore import nn, ops
+            >>> path = tempfile.mkdtemp() + "/config.json"
+            >>> _ = open(path, "w").write(json.dumps({"wg_distribution": True, "format": "api"}))
+            >>> network = nn.Dense(2, 1)
+            >>> grad = mindspore.value_and_grad(lambda x: network(x).sum(), None, network.trainable_params())
+            >>> with TrainerMon(path) as monitor:
+            ...     monitor.set_monitor(network, grad_acc_steps=1, optimizer=None)
+            ...     for _ in range(2):
+            ...         loss, gradients = grad(ops.ones((1, 2)))
+            ...         for parameter, gradient in zip(network.trainable_params(), gradients):
+            ...             _ = parameter.assign_value(parameter - 0.1 * gradient)
+            ...         monitor.step(gradients)
+        """
+        if self._attachment is not None:
+            self._attachment.end_step(gradients)
 
     def _find_rank(self) -> int:
         if communication.GlobalComm.INITED:

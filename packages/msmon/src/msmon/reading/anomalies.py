@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -39,6 +39,13 @@ class Anomaly:
     """Their values, as they are to be shown."""
     message: str
 
+    COLUMNS: ClassVar = ("step", "micro-step", "phase", "rank", "data type", "tensor", "what fired")
+
+    def cells(self) -> tuple[object, ...]:
+        """What a table of `COLUMNS` says of it."""
+        micro_step = "" if self.micro_step is None else self.micro_step
+        return self.step, micro_step, self.phase, self.rank, self.data_type, self.tensor.label(), self.fired()
+
     def fired(self) -> str:
         """What fired: each statistic with its value, or the message of the older tool."""
         return ", ".join(f"{stat} {value}" for stat, value in zip(self.stats, self.values, strict=True)) or self.message
@@ -52,8 +59,6 @@ class StepSpread:
     tensors: int
     """Tensors of all data types, each once however many ranks."""
     ranks: tuple[int, ...]
-    phases: Mapping[str, int]
-    """Phase -> tensors."""
 
 
 @attrs.frozen(kw_only=True)
@@ -78,7 +83,7 @@ def read_anomalies(directory: Path, notes: list[str], only: Collection[int] | No
         only: ranks; the files of others are of another launch.
     """
     first = FirstRecords(KEPT)
-    steps: dict[int, dict[str, set[tuple[str, TensorKey]]]] = {}
+    steps: dict[int, set[tuple[str, TensorKey]]] = {}
     ranks: dict[int, set[int]] = {}
     marks: dict[str, set[tuple[TensorKey, int]]] = {}
     total = marked = 0
@@ -97,8 +102,7 @@ def read_anomalies(directory: Path, notes: list[str], only: Collection[int] | No
                     notes.append(f"{path}: the record {key!r:.80} was left out: {error}")
                     continue
                 total += 1
-                phases = steps.setdefault(anomaly.step, {})
-                phases.setdefault(anomaly.phase, set()).add((anomaly.data_type, anomaly.tensor))
+                steps.setdefault(anomaly.step, set()).add((anomaly.data_type, anomaly.tensor))
                 ranks.setdefault(anomaly.step, set()).add(anomaly.rank)
                 if marked < MARKED:
                     marked += 1
@@ -109,13 +113,7 @@ def read_anomalies(directory: Path, notes: list[str], only: Collection[int] | No
         total=total,
         first=[_anomaly(record) for _, record in first],
         spread=[
-            StepSpread(
-                step=step,
-                tensors=sum(len(tensors) for tensors in steps[step].values()),
-                ranks=tuple(sorted(ranks[step])),
-                phases={name: len(steps[step][name]) for name in PHASE_NAMES if name in steps[step]},
-            )
-            for step in sorted(steps)
+            StepSpread(step=step, tensors=len(steps[step]), ranks=tuple(sorted(ranks[step]))) for step in sorted(steps)
         ],
         marks={data_type: frozenset(found) for data_type, found in marks.items()},
     )

@@ -80,12 +80,10 @@ class Binner:
         inside = np.flatnonzero((self._bins.starts >= block.first) & (self._bins.starts < end))
         cuts = self._bins.starts[inside] - block.first
         for number, stat in enumerate(self._stats):
-            low, high = _extremes(block.values[number], block.present[number])
-            low = np.minimum.reduceat(low, cuts, axis=0)[:, self._order]
-            high = np.maximum.reduceat(high, cuts, axis=0)[:, self._order]
+            low, high = _reduced(_extremes(block.values[number], block.present[number]), cuts, axis=0)
+            low, high = low[:, self._order], high[:, self._order]
             if len(self._cuts) < len(self._order):
-                low = np.minimum.reduceat(low, self._cuts, axis=1)
-                high = np.maximum.reduceat(high, self._cuts, axis=1)
+                low, high = _reduced((low, high), self._cuts, axis=1)
             self.values[number, self._tensors[:, None], inside] = _bits(stat, low, high).T
 
 
@@ -102,24 +100,18 @@ def coarsen(values: Bits, stats: Sequence[str], factor: int) -> Bits:
     cuts = np.arange(0, values.shape[-1], factor)
     out = np.empty((*values.shape[:-1], len(cuts)), dtype=np.uint32)
     for number, stat in enumerate(stats):
-        low, high = _extremes(*_decode(values[..., number, :, :]))
-        low, high = np.minimum.reduceat(low, cuts, axis=-1), np.maximum.reduceat(high, cuts, axis=-1)
-        out[..., number, :, :] = _bits(stat, low, high)
+        out[..., number, :, :] = _bits(stat, *_reduced(_extremes(*_decode(values[..., number, :, :])), cuts, axis=-1))
     return out
 
 
 def worst_over(values: Iterable[Bits], stats: Sequence[str]) -> Bits:
     """The worst of several arrays (statistics, tensors, bins), cell by cell: several ranks."""
-    lows: list[Floats] = []
-    highs: list[Floats] = []
-    for array in values:
-        low, high = _extremes(*_decode(array))
-        if not lows:
-            lows, highs = [low], [high]
-        else:
-            np.minimum(lows[0], low, out=lows[0])
-            np.maximum(highs[0], high, out=highs[0])
-    return np.stack([_bits(stat, lows[0][i], highs[0][i]) for i, stat in enumerate(stats)])
+    pairs = (_extremes(*_decode(array)) for array in values)
+    low, high = next(pairs)
+    for lower, higher in pairs:
+        np.minimum(low, lower, out=low)
+        np.maximum(high, higher, out=high)
+    return np.stack([_bits(stat, low[i], high[i]) for i, stat in enumerate(stats)])
 
 
 def worst_of_groups(values: Bits, stats: Sequence[str], group_of: Ints, groups: int) -> Bits:
@@ -129,9 +121,8 @@ def worst_of_groups(values: Bits, stats: Sequence[str], group_of: Ints, groups: 
     first = np.flatnonzero(np.diff(sorted_groups, prepend=-1))
     out = np.full((len(stats), groups, values.shape[2]), MISSING, dtype=np.uint32)
     for number, stat in enumerate(stats):
-        low, high = _extremes(*_decode(values[number][order]))
-        low, high = np.minimum.reduceat(low, first, axis=0), np.maximum.reduceat(high, first, axis=0)
-        out[number, sorted_groups[first]] = _bits(stat, low, high)
+        extremes = _reduced(_extremes(*_decode(values[number][order])), first, axis=0)
+        out[number, sorted_groups[first]] = _bits(stat, *extremes)
     return out
 
 
@@ -145,6 +136,11 @@ def _extremes(values: npt.NDArray[np.floating], present: npt.NDArray[np.bool_]) 
     if present.all():
         return values.astype(np.float64, copy=False), values.astype(np.float64, copy=False)
     return np.where(present, values, np.inf), np.where(present, values, -np.inf)
+
+
+def _reduced(extremes: tuple[Floats, Floats], cuts: Ints, axis: int) -> tuple[Floats, Floats]:
+    """Those of each group of neighbours, which begin at `cuts`."""
+    return np.minimum.reduceat(extremes[0], cuts, axis=axis), np.maximum.reduceat(extremes[1], cuts, axis=axis)
 
 
 def _decode(bits: Bits) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.bool_]]:

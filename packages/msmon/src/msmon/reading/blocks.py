@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
-from msmon.reading.index import Index, Ints, RowNumbers, TensorKey
+from msmon.reading.index import Index, Ints, Rename, RowNumbers
 from msmon.reading.row_files import KEYS, RowFile
 from msmon.reading.run import RankRun
 from msmon.reading.statistics import Floats
@@ -34,7 +35,7 @@ def read_blocks(
     rank: RankRun,
     index: Index,
     *,
-    rename: Callable[[TensorKey], TensorKey] | None = None,
+    rename: Rename = lambda key: key,
     multiple: int = 1,
     cells: int = BLOCK_CELLS,
 ) -> Iterator[Block]:
@@ -50,39 +51,26 @@ def read_blocks(
     numbering = RowNumbers(index.rows, rank, rename=rename)
     rows = len(index.rows)
     length = max(cells // max(rows * len(index.stats), 1) // multiple, 1) * multiple
-    loaded = _Loaded((*KEYS, *index.stats))
+    # The last table is kept: a file may reach over the end of a block.
+    load = lru_cache(1)(lambda file: file.load((*KEYS, *index.stats)))
     for first in range(0, len(index.steps), length):
         # Not kept here while the block is looked at: of many ranks side by side this would be many blocks.
-        yield _block(rank.files.get(index.data_type, ()), index, first, length, loaded, numbering)
+        yield _block(rank.files.get(index.data_type, ()), index, first, length, load, numbering)
 
 
 def _block(
-    files: Sequence[RowFile], index: Index, first: int, length: int, loaded: _Loaded, numbering: RowNumbers
+    files: Sequence[RowFile], index: Index, first: int, length: int, load: Callable[..., Any], numbering: RowNumbers
 ) -> Block:
     steps = index.steps[first : first + length]
     shape = (len(index.stats), len(steps), len(index.rows))
     block = Block(first=first, values=np.full(shape, np.nan), present=np.zeros(shape, dtype=np.bool_))
     for file in files:
         if file.first_step <= steps[-1] and file.last_step >= steps[0]:
-            _fill(block, loaded.table(file), steps, index.stats, numbering)
+            _fill(block, load(file), steps, index.stats, numbering)
     if "nans" in index.stats:
         # The older tool writes a row of nan for a tensor that does not exist; a count is never NaN.
         block.present[:, np.isnan(block.values[index.stats.index("nans")])] = False
     return block
-
-
-class _Loaded:
-    """Keeps the last table: a file may reach over the end of a block."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
-        self._file: RowFile | None = None
-        self._table: Any = None
-
-    def table(self, file: RowFile) -> Any:
-        if file is not self._file:
-            self._file, self._table = file, file.load(self._columns)
-        return self._table
 
 
 def _fill(block: Block, table: Any, steps: Ints, stats: Sequence[str], numbering: RowNumbers) -> None:
@@ -92,17 +80,12 @@ def _fill(block: Block, table: Any, steps: Ints, stats: Sequence[str], numbering
     at = np.minimum(np.searchsorted(steps, step), len(steps) - 1)
     rows = numbering.of(table)
     wanted = (steps[at] == step) & (rows >= 0)
-    every = bool(wanted.all())
-    cell = at * block.values.shape[2] + rows
-    cell = cell if every else cell[wanted]
+    chosen = slice(None) if wanted.all() else wanted
+    cell = (at * block.values.shape[2] + rows)[chosen]
     for number, stat in enumerate(stats):
         if stat not in table.column_names:
             continue
         column = table[stat]
-        values = column.to_numpy() if every else column.to_numpy()[wanted]
-        block.values[number].reshape(-1)[cell] = values
-        if column.null_count:
-            there = ~column.is_null().to_numpy() if every else ~column.is_null().to_numpy()[wanted]
-            block.present[number].reshape(-1)[cell] = there
-        else:
-            block.present[number].reshape(-1)[cell] = True
+        block.values[number].reshape(-1)[cell] = column.to_numpy()[chosen]
+        there = ~column.is_null().to_numpy()[chosen] if column.null_count else True
+        block.present[number].reshape(-1)[cell] = there

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pyarrow as pa
 
-from msmon.reading.row_files import Note, unsaid
-from msmon_io import HeaderError, data_type_of, read_arrow, read_header, steps_of
+from msmon.reading.row_files import Note, RowFile
+from msmon_io import HeaderError, data_types_of, read_arrow, read_header, steps_of
 
 
-def csv_files(directory: Path) -> dict[str, list[CsvFile]]:
-    """The CSV files of a run directory by data type."""
-    found: dict[str, list[CsvFile]] = {}
+def csv_files(directory: Path) -> dict[str, list[RowFile]]:
+    """The CSV files of a run directory, `<data type>_<first step>-<last step>.csv`, by data type."""
+    found: dict[str, list[RowFile]] = {}
     for path in directory.glob("*.csv"):
-        data_type = data_type_of(path)
-        if data_type is not None and path.is_file():
+        for data_type in data_types_of(path) if path.is_file() else ():
             first, last = steps_of(path)
-            found.setdefault(data_type, []).append(CsvFile(path=path, first_step=first, last_step=last))
+            columns, read = _columns(path, data_type), partial(_read, path, data_type)
+            file = RowFile(first_step=first, last_step=last, columns=columns, read=read)
+            found.setdefault(data_type, []).append(file)
     return found
 
 
-@attrs.frozen(kw_only=True, slots=False)
-class CsvFile:
-    """One CSV file: `<data type>_<first step>-<last step>.csv`."""
+def _columns(path: Path, data_type: str) -> tuple[str, ...]:
+    try:
+        return tuple(read_header(path).columns(data_type))
+    except HeaderError:
+        return ()  # which is said when it is loaded
 
-    path: Path
-    first_step: int
-    last_step: int
 
-    @cached_property
-    def columns(self) -> tuple[str, ...]:
-        try:
-            return tuple(read_header(self.path).columns)
-        except HeaderError:
-            return ()  # which is said when it is loaded
-
-    def load(self, columns: Sequence[str], note: Note = unsaid) -> Any:
-        table = read_arrow(self.path, on_broken=lambda broken: note(str(broken)))
-        return pa.table({}) if table is None else table.select([name for name in table.column_names if name in columns])
+def _read(path: Path, data_type: str, columns: list[str], note: Note) -> Any:
+    table = read_arrow(path, data_type, on_broken=lambda broken: note(str(broken)))
+    return pa.table({}) if table is None else table.select(columns)

@@ -68,23 +68,24 @@ class Index:
         return list(numbers), of_row
 
 
+Rename = Callable[[TensorKey], TensorKey | None]
+
+
 def build_index(
     run: Run,
     data_type: str,
     *,
-    rename: Callable[[TensorKey], TensorKey] | None = None,
-    keep: Callable[[TensorKey], bool] | None = None,
+    rename: Rename = lambda key: key,
 ) -> Index:
     """Read the names and steps of a data type on all ranks.
 
     Args:
-        rename: another key for a tensor; tensors of the same key fall together.
-        keep: which tensors to count, asked with the new key.
+        rename: another key for a tensor; tensors of the same key fall together. None: it is not counted.
     """
     rows: dict[RowKey, int] = {}
     steps: set[int] = set()
     for rank in run.ranks.values():
-        numbering = RowNumbers(rows, rank, rename=rename, keep=keep, grow=True)
+        numbering = RowNumbers(rows, rank, rename=rename, grow=True)
         for file in rank.files.get(data_type, ()):
             table = file.load(KEYS, run.note)
             if table.num_rows:
@@ -104,18 +105,11 @@ class RowNumbers:
     """Gives the rows of a rank's tables their numbers."""
 
     def __init__(
-        self,
-        rows: dict[RowKey, int],
-        rank: RankRun,
-        *,
-        rename: Callable[[TensorKey], TensorKey] | None = None,
-        keep: Callable[[TensorKey], bool] | None = None,
-        grow: bool = False,
+        self, rows: dict[RowKey, int], rank: RankRun, *, rename: Rename = lambda key: key, grow: bool = False
     ) -> None:
         self._rows = rows
         self._pp_stage = rank.pp_stage
         self._rename = rename
-        self._keep = keep
         self._grow = grow
         self._names: Any = None
         self._stages = self._micro_steps = np.zeros(0, dtype=np.int64)
@@ -160,8 +154,7 @@ class RowNumbers:
     def _number(self, vpp_stage: int, text: str, micro_step: int) -> int:
         key = TensorKey(self._pp_stage, vpp_stage, text)
         if key not in self._keys:
-            new = key if self._rename is None else self._rename(key)
-            self._keys[key] = new if self._keep is None or self._keep(new) else None
+            self._keys[key] = self._rename(key)
         kept = self._keys[key]
         if kept is None:
             return -1

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pyarrow as pa
 
 from msmon.partials import Partials, PartialsReader
-from msmon.reading.row_files import KEYS, Note, unsaid
+from msmon.reading.row_files import KEYS, Note, RowFile
 from msmon_stats import OPS, finalize
 
 
@@ -24,7 +23,7 @@ def open_partials(run_dir: Path, note: Note) -> PartialsReader | None:
     return reader if reader.steps else None
 
 
-def read_partials(reader: PartialsReader, step: int, note: Note = unsaid) -> Partials | None:
+def read_partials(reader: PartialsReader, step: int, note: Note) -> Partials | None:
     """The partials of a step; None: there are none, or they are damaged, which `note` is told."""
     try:
         return reader.read(step)
@@ -33,42 +32,27 @@ def read_partials(reader: PartialsReader, step: int, note: Note = unsaid) -> Par
         return None
 
 
-def partials_files(reader: PartialsReader, note: Note) -> dict[str, list[PartialsFile]]:
-    """The stored partials by data type."""
-    found: dict[str, list[PartialsFile]] = {}
+def partials_files(reader: PartialsReader, note: Note) -> dict[str, list[RowFile]]:
+    """The stored partials by data type: one file a step."""
+    found: dict[str, list[RowFile]] = {}
     for step in reader.steps:
         stored = read_partials(reader, step, note)
         for data_type in dict.fromkeys(stored.tensors.data_type) if stored else ():
-            found.setdefault(data_type, []).append(PartialsFile(reader=reader, step=step, data_type=data_type))
+            read = partial(_read, reader, step, data_type)
+            file = RowFile(first_step=step, last_step=step, columns=(*KEYS, "dtype", *OPS), read=read)
+            found.setdefault(data_type, []).append(file)
     return found
 
 
-@attrs.frozen(kw_only=True)
-class PartialsFile:
-    """The stored partials of one step and data type."""
-
-    reader: PartialsReader
-    step: int
-    data_type: str
-    columns: tuple[str, ...] = (*KEYS, "dtype", *OPS)
-
-    @property
-    def first_step(self) -> int:
-        return self.step
-
-    @property
-    def last_step(self) -> int:
-        return self.step
-
-    def load(self, columns: Sequence[str], note: Note = unsaid) -> Any:
-        stored = read_partials(self.reader, self.step, note)
-        if stored is None:
-            return pa.table({})
-        rows, keys = key_columns(stored, self.data_type)
-        dtypes = [stored.tensors.dtype[row] for row in rows]
-        statistics = dict(zip(OPS, finalize(stored.matrix[rows], OPS).T, strict=True))
-        made = {**keys, "step": [self.step] * len(rows), "dtype": dtypes, **statistics}
-        return pa.table({name: values for name, values in made.items() if name in columns})
+def _read(reader: PartialsReader, step: int, data_type: str, columns: list[str], note: Note) -> Any:
+    stored = read_partials(reader, step, note)
+    if stored is None:
+        return pa.table({})
+    rows, keys = key_columns(stored, data_type)
+    dtypes = [stored.tensors.dtype[row] for row in rows]
+    statistics = dict(zip(OPS, finalize(stored.matrix[rows], OPS).T, strict=True))
+    made = {**keys, "step": [step] * len(rows), "dtype": dtypes, **statistics}
+    return pa.table({name: made[name] for name in columns})
 
 
 def key_columns(stored: Partials, data_type: str) -> tuple[list[int], dict[str, Any]]:

@@ -56,13 +56,12 @@ def write_report(
         >>> write_report("monitor_output", "report.html")  # doctest: +SKIP
     """
     opened = open_run(run)
-    pattern = re.compile(tensors) if tensors else None
-    keep = None if pattern is None else lambda key: pattern.search(key.name) is not None
+    pattern = re.compile(tensors or "")
     anomalies = read_anomalies(opened.directory, opened.notes, opened.anomaly_ranks)
     indices: dict[str, Index] = {}
     for data_type in opened.data_types:
         progress(f"names and steps of {data_type}")
-        index = build_index(opened, data_type, keep=keep)
+        index = build_index(opened, data_type, rename=lambda key: key if pattern.search(key.name) else None)
         if index.rows and len(index.steps) and index.stats:
             indices[data_type] = index
     if not indices:

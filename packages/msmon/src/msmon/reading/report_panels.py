@@ -8,7 +8,7 @@ from msmon.reading.anomalies import Anomalies, Anomaly
 from msmon.reading.coverage import RunCoverage, read_coverage
 from msmon.reading.index import Index
 from msmon.reading.model_order import layers_of
-from msmon.reading.page import Panel
+from msmon.reading.page import Panel, link
 from msmon.reading.run import Run
 from msmon.reading.statistics import preferred
 from msmon_io import ranges
@@ -95,7 +95,6 @@ def _coverage_panel(run: Run) -> Panel:
         lead="lead" if coverage.without_rows else "lead good" if good else "",
         columns=("data type", "tensor", "reason", "ranks") if rows else (),
         rows=rows[:_ROWS],
-        links=[None] * min(len(rows), _ROWS),
         open=bool(coverage.without_rows) or len(rows) <= 8,
     )
 
@@ -159,19 +158,8 @@ def _anomaly_panel(anomalies: Anomalies, indices: Mapping[str, Index]) -> Panel:
         title=title if len(shown) < anomalies.total else "All anomalies, in the order of what happened",
         id="anomaly-table",
         text=["A click shows the tensor in the heat map."],
-        columns=("step", "micro-step", "phase", "rank", "data type", "tensor", "what fired"),
-        rows=[
-            (
-                a.step,
-                "" if a.micro_step is None else a.micro_step,
-                a.phase,
-                a.rank,
-                a.data_type,
-                a.tensor.label(),
-                a.fired(),
-            )
-            for a in shown
-        ],
+        columns=Anomaly.COLUMNS,
+        rows=[a.cells() for a in shown],
         links=[_link(a, indices) for a in shown],
     )
 
@@ -180,13 +168,5 @@ def _link(anomaly: Anomaly, indices: Mapping[str, Index]) -> Mapping[str, object
     index = indices.get(anomaly.data_type)
     if index is None:
         return None
-    key = anomaly.tensor
     stat = next((stat for stat in anomaly.stats if stat in index.stats), preferred(index.stats))
-    return {
-        "type": anomaly.data_type,
-        "pp": key.pp_stage,
-        "vpp": key.vpp_stage,
-        "name": key.name,
-        "step": anomaly.step,
-        "stat": stat,
-    }
+    return link(anomaly.data_type, anomaly.tensor, anomaly.step, stat)

@@ -152,7 +152,7 @@ def _listed(found: Sequence[Launch]) -> str:
 
 
 def _open_rank(rank: int, directory: Path, notes: list[str]) -> RankRun:
-    files: dict[str, Sequence[RowFile]] = {**csv_files(directory)} if directory.is_dir() else {}
+    files = csv_files(directory) if directory.is_dir() else {}
     stored = parquet_files(directory.parent, rank, directory.name)
     twice = sorted(files.keys() & stored.keys())
     if twice:
@@ -160,7 +160,7 @@ def _open_rank(rank: int, directory: Path, notes: list[str]) -> RankRun:
     files |= stored
     partials = open_partials(directory, notes.append)
     if partials and not files:
-        files = {**partials_files(partials, notes.append)}
+        files = partials_files(partials, notes.append)
     info = _read_object(directory / "run.json", notes)
     tensors = None
     if "tensors" in info:

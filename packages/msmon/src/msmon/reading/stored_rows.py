@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from msmon.partials import Partials, Tensors
-from msmon.reading.index import Index, Ints, RowNumbers, TensorKey
+from msmon.reading.index import Index, Ints, Rename, RowNumbers
 from msmon.reading.partials_files import key_columns, read_partials
 from msmon.reading.row_files import Note
 from msmon.reading.run import RankRun
@@ -29,15 +27,7 @@ class StoredRows:
         note: told of damaged files, whose rows are then missing here.
     """
 
-    def __init__(
-        self,
-        rank: RankRun,
-        index: Index,
-        rows: Ints,
-        *,
-        rename: Callable[[TensorKey], TensorKey] | None = None,
-        note: Note,
-    ) -> None:
+    def __init__(self, rank: RankRun, index: Index, rows: Ints, *, rename: Rename, note: Note) -> None:
         self._reader = rank.partials
         self._data_type = index.data_type
         self._count = len(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import attrs
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msmon.reading.blocks import BLOCK_CELLS, Block, read_blocks
-from msmon.reading.index import Index, Ints, TensorKey
+from msmon.reading.index import Index, Ints, Rename, TensorKey
 from msmon.reading.run import RankRun, Run
 from msmon.reading.statistics import Floats
 from msmon.reading.stored_rows import NOTHING, StoredRows
@@ -20,7 +20,6 @@ from msmon_hooks import DATA_TYPES
 from msmon_stats import FIELDS, OPS, finalize, merge
 
 Mask = npt.NDArray[np.bool_]
-Rename = Callable[[TensorKey], TensorKey]
 
 #: Data types of which ranks share the values: split by batch, by features, or repeated.
 ACTIVATIONS = frozenset(name for name, one in DATA_TYPES.items() if one.phase == "forward")
@@ -43,7 +42,7 @@ class WholeBlock(Block):
 
 
 def exact_blocks(
-    run: Run, rank: RankRun, index: Index, *, rename: Rename | None = None, multiple: int = 1
+    run: Run, rank: RankRun, index: Index, *, rename: Rename = lambda key: key, multiple: int = 1
 ) -> Iterator[Block]:
     """The values of one rank as `read_blocks` gives them, but exact where there are stored partials."""
     stored = StoredRows(rank, index, np.arange(len(index.rows)), rename=rename, note=run.note)
@@ -57,7 +56,9 @@ def exact_blocks(
         yield block
 
 
-def whole_blocks(run: Run, index: Index, *, rename: Rename | None = None, multiple: int = 1) -> Iterator[WholeBlock]:
+def whole_blocks(
+    run: Run, index: Index, *, rename: Rename = lambda key: key, multiple: int = 1
+) -> Iterator[WholeBlock]:
     """The values of whole tensors, from all ranks of a run.
 
     Where the ranks hold shards, the statistics of tensors are those of all shards together; `std` needs `mean` beside
@@ -177,7 +178,7 @@ def _parameter(key: TensorKey, data_type: str, known: Collection[TensorKey]) -> 
     return key if name == key.name else attrs.evolve(key, name=name)
 
 
-def _shards(run: Run, index: Index, rename: Rename | None) -> tuple[Ints, Floats, Floats]:
+def _shards(run: Run, index: Index, rename: Rename) -> tuple[Ints, Floats, Floats]:
     """Which shards the ranks hold.
 
     Returns:
@@ -187,11 +188,11 @@ def _shards(run: Run, index: Index, rename: Rename | None) -> tuple[Ints, Floats
     shape = (len(run.ranks), len(index.rows))
     shard, numel, whole = np.full(shape, -1), np.zeros(shape), np.full(shape[1], np.nan)
     entries = [
-        (at, TensorKey(rank.pp_stage, vpp_stage, name), entry)
+        (at, key, entry)
         for at, rank in enumerate(run.ranks.values())
-        for (vpp_stage, name), entry in (rank.tensors or {}).items()
+        for place, entry in (rank.tensors or {}).items()
+        if (key := rename(TensorKey(rank.pp_stage, *place))) is not None
     ]
-    entries = entries if rename is None else [(at, rename(key), entry) for at, key, entry in entries]
     known = {key for _, key, _ in entries}
     rows_of: dict[TensorKey, list[int]] = {}
     for row, number in index.rows.items():

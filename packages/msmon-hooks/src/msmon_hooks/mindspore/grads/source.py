@@ -20,6 +20,11 @@ from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 
+_NOT_GIVEN = (
+    "grad_reduced: MindSpore keeps no gradients, and monitor.step() was not given those that the update consumed: "
+    "monitor.step(gradients)"
+)
+
 
 class GradientSource(gradients.GradientSource):
     """Gradients are what the optimizer is called with; an adapter's optimizer reads them from `param.grad`.
@@ -38,7 +43,11 @@ class GradientSource(gradients.GradientSource):
         self._micro_steps = micro_steps
         self._sums: dict[int, Any] | None = {} if sums and micro_steps > 1 else None
         self._moments = Moments(self.optimizer)
-        self._positions = {id(parameter): index for index, parameter in enumerate(parameters_of(self.optimizer))}
+        parameters = parameters_of(self.optimizer)
+        if self.optimizer is None:
+            # As `trainable_params` of the network gives them.
+            parameters = [one.parameter for one in self.weights() if one.parameter.requires_grad]
+        self._positions = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._consumed: Sequence[Any] | None = None
 
     def weights(self) -> list[Weight]:
@@ -71,8 +80,8 @@ class GradientSource(gradients.GradientSource):
         gradients = gradients_in(args, kwargs)
         if gradients is not None and len(gradients) != len(self._positions):
             self.coverage.note(
-                f"weight gradients: {type(self.optimizer).__name__} has {len(self._positions)} parameters and was "
-                f"called with {len(gradients)} gradients; which belongs to which is unknown"
+                f"weight gradients: there are {len(self._positions)} parameters, and {len(gradients)} gradients for "
+                "the update; which belongs to which is unknown"
             )
             gradients = None
         self._consumed = gradients
@@ -92,6 +101,8 @@ class GradientSource(gradients.GradientSource):
     def step_ends(self, *, skipped: bool) -> None:
         """The gradients of the step are let go."""
         self._moments.updated = self._moments.updated or not skipped
+        if self.optimizer is None and self._consumed is None:
+            self.coverage.note(_NOT_GIVEN, ("grad_reduced",))
         self._consumed = None
         if self._sums is not None:
             self._sums.clear()

@@ -12,6 +12,7 @@ from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
 from msmon_hooks.parameters import Weight
 from msmon_hooks.torch.passes import is_apart
+from msmon_hooks.torch.weight_passes import WeightPass
 
 
 class Accumulated(Hook):
@@ -31,8 +32,18 @@ class Accumulated(Hook):
         self.on_ready = on_ready
         self.complete = complete
 
+    def __call__(self, parameter: torch.Tensor) -> None:
+        # As every hook, but asked first: most steps are not recorded.
+        if self.on_ready.wanted and self.guard.enabled:
+            try:
+                self.fire(parameter)
+            except Exception as error:
+                self.guard.fail(error)
+
     def fire(self, parameter: torch.Tensor) -> None:
-        if not self.on_ready.wanted or parameter.grad is None or is_apart((), {}):
+        if parameter.grad is None or is_apart((), {}):
             return
+        if WeightPass.running:
+            WeightPass.accumulated.add(id(parameter))
         if (weight := self.weight()) is not None:
             self.on_ready([(weight, parameter.grad)], complete=self.complete())

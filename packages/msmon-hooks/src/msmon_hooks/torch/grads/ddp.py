@@ -11,7 +11,7 @@ from torch import nn
 
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.grads.source import GradientSource, OnReady
+from msmon_hooks.torch.grads.source import UNSEEN, GradientSource, OnReady
 from msmon_hooks.torch.wrappers import is_a
 
 
@@ -23,6 +23,7 @@ class DDPGradients(GradientSource):
 
     engine = "ddp"
     keeps_gradients = True
+    unseen = UNSEEN
 
     @classmethod
     def matches(cls, models: Sequence[nn.Module], optimizer: Any) -> bool:

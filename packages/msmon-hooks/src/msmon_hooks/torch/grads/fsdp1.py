@@ -76,9 +76,12 @@ class FSDP1Gradients(GradientSource):
             inside = [(weight, self._segments[id(weight.parameter)]) for weight in mine if self._segments]
             if len(inside) < len(mine):
                 self.miss_unreduced(mine, _UNKNOWN)
-            elif inside and flat.requires_grad:
+            elif inside:
                 hook = _FlatAccumulated(self.guard, module, inside, on_ready)
-                registrations.add(flat.register_post_accumulate_grad_hook(hook))
+                if flat.requires_grad:
+                    registrations.add(flat.register_post_accumulate_grad_hook(hook))
+                elif any(weight.parameter.requires_grad for weight in mine):
+                    _Unfrozen(self.guard, flat, hook, registrations).wait_in(module)
         # Of ignored modules: FSDP does not reduce them.
         self.hook_accumulation(list(left.values()), on_ready, registrations)
 
@@ -105,6 +108,27 @@ class _FlatAccumulated(Hook):
         # Under no_sync the flat gradient goes on accumulating.
         if self.on_ready.wanted and flat.grad is not None and self.module._sync_gradients:
             self.on_ready([(weight, one.whole(flat.grad)) for weight, one in self.inside], complete=True)
+
+
+class _Unfrozen(Hook):
+    """Sits in front of the module inside: when its parameters were unfrozen, FSDP sees that just before it runs."""
+
+    def __init__(self, guard: Guarded, flat: Any, hook: _FlatAccumulated, registrations: Registrations) -> None:
+        super().__init__(guard)
+        self.flat = flat
+        self.hook = hook
+        self.registrations = registrations
+        self.removable: Any = None
+
+    def wait_in(self, module: nn.Module) -> None:
+        """Wait for the next forward of a wrapped module."""
+        self.removable = module._fsdp_wrapped_module.register_forward_pre_hook(self)  # type: ignore[operator, union-attr]
+        self.registrations.add(self.removable)
+
+    def fire(self, module: nn.Module, args: Any) -> None:
+        self.removable.remove()
+        if self.flat.requires_grad:
+            self.registrations.add(self.flat.register_post_accumulate_grad_hook(self.hook))
 
 
 def _is_fsdp(module: nn.Module) -> bool:

@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import distributed
 
-from msmon_hooks.torch.grads.source import GradientSource
+from msmon_hooks.torch.grads.source import UNSEEN, GradientSource
 
 
 class PlainGradients(GradientSource):
     """Gradients of a training without an engine."""
 
     keeps_gradients = True
+    unseen = UNSEEN
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

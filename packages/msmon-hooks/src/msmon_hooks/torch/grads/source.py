@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from msmon_hooks import gradients
 from msmon_hooks.events import Shard
 from msmon_hooks.gradients import OnReady
+from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
@@ -20,8 +22,12 @@ from msmon_hooks.torch.mesh_shards import mesh_shard
 from msmon_hooks.torch.moments import StateReader
 from msmon_hooks.torch.nested_optimizers import param_groups
 from msmon_hooks.torch.parameters import named_weights
+from msmon_hooks.torch.weight_passes import WeightPass, after_each
+from msmon_hooks.torch.zeroed_gradients import ZeroedGradients
 
-__all__ = ["GradientSource", "OnReady"]
+__all__ = ["UNSEEN", "GradientSource", "OnReady"]
+
+UNSEEN = "no accumulation of autograd was seen: the program computes it in a way of its own and writes it to .grad"
 
 
 class GradientSource(gradients.GradientSource):
@@ -31,6 +37,7 @@ class GradientSource(gradients.GradientSource):
     """Whether `param.grad` holds the gradient from backward to the update."""
     _states: StateReader | None = None
     _parameters: list[Any] | None = None
+    _zeroed: ZeroedGradients | None = None
 
     def weights(self) -> list[Weight]:
         """Every parameter, under its plain name."""
@@ -51,6 +58,21 @@ class GradientSource(gradients.GradientSource):
     def attach(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
         """Call `on_ready` after each accumulation."""
         self.hook_accumulation(weights, on_ready, registrations)
+        self.hook_weight_passes(weights, on_ready, registrations)
+
+    def hook_weight_passes(self, weights: Sequence[Weight], on_ready: OnReady, registrations: Registrations) -> None:
+        """Call `on_ready` also after backwards that autograd's accumulation knows nothing of."""
+        held = [weakref.ref(weight) for weight in weights]
+
+        def ended(module: nn.Module, micro_step: int) -> None:
+            if not on_ready.wanted:
+                return
+            own = {id(parameter) for parameter in module.parameters()} - WeightPass.accumulated
+            found = [weight for one in held if (weight := one()) is not None and id(weight.parameter) in own]
+            entries = [(weight, weight.parameter.grad) for weight in found if weight.parameter.grad is not None]
+            on_ready(entries, micro_step=micro_step)
+
+        after_each(self.guard, ended, registrations)
 
     def hook_accumulation(
         self,
@@ -73,13 +95,24 @@ class GradientSource(gradients.GradientSource):
         return main_grad if main_grad is not None else weight.parameter.grad
 
     def has_none(self) -> bool:
-        """Whether the gradient of no trained parameter is there."""
+        """Whether the gradient of no trained parameter is there, or is zero because the program has made it so."""
         if not self.keeps_gradients:
             return False
         if self._parameters is None:
             trained = [weight for weight in self.weights() if self.trains(weight)]
             self._parameters = [(weight.parameter, weight) for weight in trained]
-        return all(one.grad is None and self.reduced(weight) is None for one, weight in self._parameters)
+        zeroed = self._zeroed
+        return all(
+            (one.grad is None and self.reduced(weight) is None) or (zeroed is not None and zeroed.has(one))
+            for one, weight in self._parameters
+        )
+
+    def attach_update(self, on_update: Callable[[], None], steps: OptimizerSteps, registrations: Registrations) -> None:
+        """Call `on_update` when the optimizer's step begins, or has called its closure."""
+        super().attach_update(on_update, steps, registrations)
+        if self.keeps_gradients:
+            self._zeroed = ZeroedGradients(self.guard)
+            self._zeroed.watch(registrations)
 
     def value(self, weight: Weight) -> torch.Tensor | None:
         """The weight that the optimizer updates."""

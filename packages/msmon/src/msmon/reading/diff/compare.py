@@ -15,44 +15,54 @@ from msmon.reading.statistics import Floats
 Mask = npt.NDArray[np.bool_]
 
 
-class FirstSeen:
-    """The first step at which something holds, and the values there. All arrays have the shape (statistics, rows)."""
+class Places:
+    """For each statistic and row a step, and the values there. All arrays have the shape (statistics, rows)."""
 
     never = np.iinfo(np.int64).max
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.step: Ints = np.full(shape, self.never)
-        """Position among the steps; `never` where it did not hold so far."""
-        self.excess, self.a, self.b = (np.full(shape, np.nan) for _ in range(3))
+        """Position among the steps; `never` where there is none so far."""
+        self.excess = np.zeros(shape)
+        self.a, self.b = (np.full(shape, np.nan) for _ in range(2))
 
-    def add(self, holds: Mask, excess: Floats, a: Block, b: Block) -> None:
-        """Take the steps of a block; `holds` and `excess` have its shape."""
-        stat, row = np.nonzero(holds.any(axis=1) & (self.step == self.never))
-        step = holds.argmax(axis=1)[stat, row]
+    def put(self, chosen: Mask, step: Ints, excess: Floats, a: Block, b: Block) -> None:
+        """Where `chosen`, take the values of a block at `step`, the position in it; both (statistics, rows)."""
+        stat, row = np.nonzero(chosen)
+        step = step[stat, row]
         self.step[stat, row] = step + a.first
         self.excess[stat, row] = excess[stat, step, row]
         self.a[stat, row] = a.values[stat, step, row]
         self.b[stat, row] = b.values[stat, step, row]
 
+    def put_first(self, holds: Mask, excess: Floats, a: Block, b: Block) -> None:
+        """Take the first step at which something holds; `holds` and `excess` have the shape of the blocks."""
+        self.put(holds.any(axis=1) & (self.step == self.never), holds.argmax(axis=1), excess, a, b)
+
+    def put_worst(self, excess: Floats, a: Block, b: Block) -> None:
+        """Take the step of the largest excess above 1."""
+        worst = excess.max(axis=1)
+        self.put((worst > self.excess) & (worst > 1), excess.argmax(axis=1), excess, a, b)
+
 
 class Comparison:
     """What differs in one data type on one rank. All arrays have the shape (statistics, rows)."""
 
-    def __init__(self, index: Index, tolerance: Tolerance, noise: Noise | None = None) -> None:
+    def __init__(self, index: Index, rank: int | None, tolerance: Tolerance, noise: Noise | None = None) -> None:
         shape = (len(index.stats), len(index.rows))
-        self._index = index
+        self.index = index
+        self.rank = rank
+        """None: all ranks merged."""
         self._tolerance = tolerance
         self._noise = noise
         self.compared = 0
         """Values that both runs have."""
         self.different = 0
-        self.first = FirstSeen(shape)
+        self.first = Places(shape)
         """Beyond the tolerance."""
-        self.onset = FirstSeen(shape)
+        self.onset = Places(shape)
         """By anything at all."""
-        self.worst_step: Ints = np.full(shape, -1)
-        self.worst_excess: Floats = np.zeros(shape)
-        self.worst_a, self.worst_b = (np.full(shape, np.nan) for _ in range(2))
+        self.worst = Places(shape)
         self.only: tuple[Ints, Ints] = (np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
         """How many values only A has, and only B."""
 
@@ -67,7 +77,7 @@ class Comparison:
         for number, alone in enumerate((a.present & ~both, b.present & ~both)):
             self.only[number][:] += alone.sum(axis=1)
         excess = np.zeros(a.values.shape)
-        for number in range(len(self._index.stats)):
+        for number in range(len(self.index.stats)):
             x, y = a.values[number], b.values[number]
             unequal = both[number] & (x != y) & ~(np.isnan(x) & np.isnan(y))
             if unequal.any():
@@ -75,14 +85,14 @@ class Comparison:
         bad = excess > 1
         self.different += int(bad.sum())
         if excess.any():
-            self.onset.add(excess > 0, excess, a, b)
+            self.onset.put_first(excess > 0, excess, a, b)
         if bad.any():
-            self.first.add(bad, excess, a, b)
-            self._keep_worst(excess, a, b)
+            self.first.put_first(bad, excess, a, b)
+            self.worst.put_worst(excess, a, b)
         return excess
 
     def _excess(self, number: int, a: Block, b: Block, unequal: Mask) -> Floats:
-        stats = self._index.stats
+        stats = self.index.stats
         floor = size_floor(stats[number], stats, a)
         noise = None
         if self._noise is not None:
@@ -94,16 +104,6 @@ class Comparison:
             floor if isinstance(floor, float) else floor[unequal],
             noise,
         )
-
-    def _keep_worst(self, excess: Floats, a: Block, b: Block) -> None:
-        step = excess.argmax(axis=1)
-        worst = np.take_along_axis(excess, step[:, None], axis=1)[:, 0]
-        stat, row = np.nonzero((worst > self.worst_excess) & (worst > 1))
-        step = step[stat, row]
-        self.worst_step[stat, row] = step + a.first
-        self.worst_excess[stat, row] = worst[stat, row]
-        self.worst_a[stat, row] = a.values[stat, step, row]
-        self.worst_b[stat, row] = b.values[stat, step, row]
 
 
 class NoiseMeter:

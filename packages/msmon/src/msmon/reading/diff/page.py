@@ -15,7 +15,7 @@ from msmon.reading.diff.rules import NameRules
 from msmon.reading.diff.runs import diff_runs
 from msmon.reading.index import Index, TensorKey
 from msmon.reading.model_order import layer_sequence, layers_of, model_order
-from msmon.reading.page import Page, Panel, TypeSeries, Written, write_page
+from msmon.reading.page import Page, Panel, TypeSeries, Written, link, write_page
 from msmon.reading.run import open_run
 
 _ROWS = 200
@@ -51,26 +51,19 @@ def write_diff_page(
     )
     indices = {one.index.data_type: one.index for one in gathered}
     order = model_order(open_run(run_a), indices)
-    names = gathered[0].line_names
+    verdict = "equal" if result.equal else "tensors on one side only"
+    if result.first:
+        verdict = f"first difference at step {result.first[0].step}"
     page = Page(
         kind="diff",
-        title="msmon diff: "
-        + (
-            "equal"
-            if result.equal
-            else f"first difference at step {result.first[0].step}"
-            if result.first
-            else "tensors on one side only"
-        ),
+        title=f"msmon diff: {verdict}",
         subtitle=f"A: {Path(run_a).resolve()}   B: {Path(run_b).resolve()}",
         panels=_panels(result, indices),
         series=[_series(one, order, result) for one in gathered],
-        lines=names,
+        lines=gathered[0].line_names,
         worst_label="Difference over the tolerance",
         mark_label="beyond the tolerance for the first time",
         first_type=result.first[0].data_type if result.first else None,
-        colors=[i % 2 for i in range(len(names))],
-        dashes=[i % 2 for i in range(len(names))],
     )
     return result, write_page(Path(output), page)
 
@@ -107,16 +100,14 @@ def _panels(result: DiffResult, indices: Mapping[str, Index]) -> list[Panel]:
     panels = [_first_panel(result)]
     first, last, count = result.steps
     share = result.different_values / result.compared_values
+    types = [f"{name} ({len(index.tensors()[0]):,} tensors)" for name, index in indices.items()]
     panels.append(
         Panel(
             title="What was compared",
             id="compared",
             facts=[
                 ("Steps", f"{first:,} to {last:,}, {count:,} in both runs"),
-                (
-                    "Data types",
-                    ", ".join(f"{name} ({len(index.tensors()[0]):,} tensors)" for name, index in indices.items()),
-                ),
+                ("Data types", ", ".join(types)),
                 ("Values", f"{result.compared_values:,}, of which {result.different_values:,} differ ({share:.2%})"),
             ],
             text=result.notes,
@@ -136,7 +127,6 @@ def _panels(result: DiffResult, indices: Mapping[str, Index]) -> list[Panel]:
                 id="one-sided",
                 columns=("only in", "data type", "what"),
                 rows=[(one.only_in, one.data_type, one.what) for one in result.one_sided[:_ROWS]],
-                links=[None] * min(len(result.one_sided), _ROWS),
                 open=len(result.one_sided) < 10,
             )
         )
@@ -148,15 +138,11 @@ def _first_panel(result: DiffResult) -> Panel:
         text = ["No value differs beyond the tolerance."]
     else:
         one = result.first[0]
-        text = [
-            f"Step {one.step}: {one.tensor.label()} ({one.where()}). "
-            f"{one.stat} is {one.a:.6g} in A and {one.b:.6g} in B, "
-            + (
-                f"{one.excess:.3g} times the tolerance."
-                if math.isfinite(one.excess)
-                else "which is no number in one of them."
-            )
-        ]
+        beyond = "which is no number in one of them."
+        if math.isfinite(one.excess):
+            beyond = f"{one.excess:.3g} times the tolerance."
+        values = f"{one.stat} is {one.a:.6g} in A and {one.b:.6g} in B"
+        text = [f"Step {one.step}: {one.tensor.label()} ({one.where()}). {values}, {beyond}"]
     if result.onset is not None and (not result.first or result.onset.place() != result.first[0].place()):
         one = result.onset
         text.append(
@@ -176,30 +162,7 @@ def _table(differences: Sequence[Difference], title: str, id: str) -> Panel:
     return Panel(
         title=title + (f" ({len(shown)} of {len(differences):,})" if len(shown) < len(differences) else ""),
         id=f"{id}-table",
-        columns=("step", "data type", "tensor", "micro-step", "rank", "statistic", "A", "B", "times the tolerance"),
-        rows=[
-            (
-                d.step,
-                d.data_type,
-                d.tensor.label(),
-                "" if d.micro_step is None else d.micro_step,
-                "merged" if d.rank is None else d.rank,
-                d.stat,
-                f"{d.a:.6g}",
-                f"{d.b:.6g}",
-                f"{d.excess:.3g}",
-            )
-            for d in shown
-        ],
-        links=[
-            {
-                "type": d.data_type,
-                "pp": d.tensor.pp_stage,
-                "vpp": d.tensor.vpp_stage,
-                "name": d.tensor.name,
-                "step": d.step,
-                "stat": d.stat,
-            }
-            for d in shown
-        ],
+        columns=(*Difference.COLUMNS, "times the tolerance"),
+        rows=[d.cells() for d in shown],
+        links=[link(d.data_type, d.tensor, d.step, d.stat) for d in shown],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import numpy as np
@@ -27,24 +27,21 @@ class SidedRun:
     def index(self, data_type: str) -> Index:
         """The rows of a data type. UnusableRun where two tensors get the same name."""
         taken: dict[TensorKey, TensorKey] = {}
-        dropped = TensorKey(-1, -1, "")
 
-        def rename(key: TensorKey) -> TensorKey:
-            new = self.rules.rename(key, self.side)
-            if new is None:
-                return dropped
-            if taken.setdefault(new, key) != key:
+        def rename(key: TensorKey) -> TensorKey | None:
+            new = self.rename(key)
+            if new is not None and taken.setdefault(new, key) != key:
                 raise UnusableRun(
                     f"--map gives {taken[new].name!r} and {key.name!r} of run {self.side.upper()} "
                     f"the same name {new.name!r}"
                 )
             return new
 
-        return build_index(self.run, data_type, rename=rename, keep=lambda key: key is not dropped)
+        return build_index(self.run, data_type, rename=rename)
 
-    def renamer(self) -> Callable[[TensorKey], TensorKey]:
-        """For reading blocks: names that are left out become one that no index has."""
-        return lambda key: self.rules.rename(key, self.side) or TensorKey(-1, -1, "")
+    def rename(self, key: TensorKey) -> TensorKey | None:
+        """The name under which a tensor is compared, or None."""
+        return self.rules.rename(key, self.side)
 
 
 @attrs.frozen(kw_only=True)
@@ -143,19 +140,19 @@ def paired_blocks(
             if all(index.data_type in one.run.ranks[rank].files for one in (a, b)):
                 # Like with like: digits are not compared with what was never rounded.
                 exact = all(one.run.ranks[rank].partials for one in (a, b))
-                yield rank, zip(*(_blocks(one, rank, index, multiple, exact) for one in (a, b)), strict=True)
+                blocks = (
+                    exact_blocks(one.run, one.run.ranks[rank], index, rename=one.rename, multiple=multiple)
+                    if exact
+                    else read_blocks(one.run.ranks[rank], index, rename=one.rename, multiple=multiple)
+                    for one in (a, b)
+                )
+                yield rank, zip(*blocks, strict=True)
     else:
         yield None, zip(*(_whole_blocks(one, index, multiple) for one in (a, b)), strict=True)
 
 
-def _blocks(one: SidedRun, rank: int, index: Index, multiple: int, exact: bool) -> Iterator[Block]:
-    if exact:
-        return exact_blocks(one.run, one.run.ranks[rank], index, rename=one.renamer(), multiple=multiple)
-    return read_blocks(one.run.ranks[rank], index, rename=one.renamer(), multiple=multiple)
-
-
 def _whole_blocks(one: SidedRun, index: Index, multiple: int) -> Iterator[Block]:
-    for block in whole_blocks(one.run, index, rename=one.renamer(), multiple=multiple):
+    for block in whole_blocks(one.run, index, rename=one.rename, multiple=multiple):
         if ((block.held > 0) & ~block.complete).any():
             one.run.note(f"{index.data_type}: of some tensors a shard is missing; they are not compared there")
         yield block

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import attrs
 
@@ -30,6 +31,15 @@ class Difference:
         """abs(a - b) over the larger of abs(a) and abs(b)."""
         largest = max(abs(self.a), abs(self.b))
         return abs(self.a - self.b) / largest if largest else 0.0
+
+    COLUMNS: ClassVar = ("step", "data type", "tensor", "micro-step", "rank", "statistic", "A", "B")
+
+    def cells(self) -> tuple[object, ...]:
+        """What a table of `COLUMNS` and the excess says of it."""
+        micro_step = "" if self.micro_step is None else self.micro_step
+        rank = "merged" if self.rank is None else self.rank
+        numbers = f"{self.a:.6g}", f"{self.b:.6g}", f"{self.excess:.3g}"
+        return self.step, self.data_type, self.tensor.label(), micro_step, rank, self.stat, *numbers
 
     def place(self) -> tuple[object, ...]:
         """What it is about: step, data type, tensor, micro-step, rank."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from msmon.reading.diff.compare import Comparison, FirstSeen, NoiseMeter
+from msmon.reading.diff.compare import Comparison, NoiseMeter, Places
 from msmon.reading.diff.gathering import Gathered, Gatherer
 from msmon.reading.diff.pairing import Pairs, SidedRun, pair_runs, paired_blocks
 from msmon.reading.diff.result import Difference, DiffResult, OneSided
@@ -22,15 +22,6 @@ from msmon_hooks import DATA_TYPES
 
 #: Rows of one data type; a micro-step or a data type never has more.
 _PLENTY = 1 << 40
-
-
-@attrs.frozen(kw_only=True)
-class Compared:
-    """One data type on one rank (None: all ranks merged)."""
-
-    index: Index
-    rank: int | None
-    found: Comparison
 
 
 def diff_runs(
@@ -77,7 +68,7 @@ def diff_runs(
             "which may be another layer than the cause"
         )
     tolerance = Tolerance(rtol=rtol, atol=atol)
-    compared: list[Compared] = []
+    compared: list[Comparison] = []
     for index in pairs.indices:
         noise = None
         if repeats:
@@ -86,17 +77,17 @@ def diff_runs(
         progress(f"values of {index.data_type}")
         gatherer = None if gather is None else Gatherer(a, b, index)
         for rank, blocks in paired_blocks(a, b, index, 1 if gatherer is None else gatherer.bins.width):
-            comparison = Comparison(index, tolerance, noise)
+            comparison = Comparison(index, rank, tolerance, noise)
             for block_a, block_b in blocks:
                 excess = comparison.add(block_a, block_b)
                 if gatherer is not None:
                     gatherer.add(rank, block_a, block_b, excess)
-            compared.append(Compared(index=index, rank=rank, found=comparison))
+            compared.append(comparison)
         if gather is not None and gatherer is not None:
             gather(gatherer.result())
     for one in (a, b):
         notes += [f"run {one.side.upper()}: {note}" for note in one.run.notes]
-    if not sum(one.found.compared for one in compared):
+    if not sum(one.compared for one in compared):
         raise UnusableRun(f"{a.run.directory} and {b.run.directory} have no value in common")
     return _result(pairs, compared, notes)
 
@@ -117,7 +108,7 @@ def _noise(a: SidedRun, repeats: Sequence[SidedRun], index: Index, notes: list[s
     return meter.noise()
 
 
-def _result(pairs: Pairs, compared: Sequence[Compared], notes: list[str]) -> DiffResult:
+def _result(pairs: Pairs, compared: Sequence[Comparison], notes: list[str]) -> DiffResult:
     steps = np.unique(np.concatenate([index.steps for index in pairs.indices]))
     one_sided = list(pairs.one_sided)
     for one in compared:
@@ -128,17 +119,17 @@ def _result(pairs: Pairs, compared: Sequence[Compared], notes: list[str]) -> Dif
         worst=_worst(compared),
         one_sided=one_sided,
         compared_tensors=sum(len(index.tensors()[0]) for index in pairs.indices),
-        compared_values=sum(one.found.compared for one in compared),
-        different_values=sum(one.found.different for one in compared),
+        compared_values=sum(one.compared for one in compared),
+        different_values=sum(one.different for one in compared),
         steps=(int(steps[0]), int(steps[-1]), len(steps)),
         notes=list(dict.fromkeys(notes)),
     )
 
 
-def _sometimes(one: Compared) -> Iterator[OneSided]:
+def _sometimes(one: Comparison) -> Iterator[OneSided]:
     """Tensors of which a run lacks the value at some of the common steps."""
     rows = list(one.index.rows)
-    for name, only in zip("AB", one.found.only, strict=True):
+    for name, only in zip("AB", one.only, strict=True):
         counts = only.max(axis=0)
         for row in np.flatnonzero(counts):
             where = f"{rows[row].tensor.label()} at {counts[row]} of the common steps"
@@ -147,27 +138,26 @@ def _sometimes(one: Compared) -> Iterator[OneSided]:
             yield OneSided(data_type=one.index.data_type, what=where, only_in=name)
 
 
-def _first(compared: Sequence[Compared], seen: Callable[[Comparison], FirstSeen]) -> list[Difference]:
+def _first(compared: Sequence[Comparison], seen: Callable[[Comparison], Places]) -> list[Difference]:
     """What was seen at the earliest step of all, in the order of execution."""
-    starts = [(int(seen(one.found).step.min()), one) for one in compared]
-    earliest = min((int(one.index.steps[at]) for at, one in starts if at != FirstSeen.never), default=None)
+    starts = [(int(seen(one).step.min()), one) for one in compared]
+    earliest = min((int(one.index.steps[at]) for at, one in starts if at != Places.never), default=None)
     if earliest is None:
         return []
     last_micro = max(row.micro_step for one in compared for row in one.index.rows)
     found = []
     for at, one in starts:
-        if at == FirstSeen.never or one.index.steps[at] != earliest:
+        if at == Places.never or one.index.steps[at] != earliest:
             continue
-        first, rows = seen(one.found), list(one.index.rows)
+        first, rows = seen(one), list(one.index.rows)
         here = first.step == at
         for row in np.flatnonzero(here.any(axis=0)).tolist():
             stat = int(np.argmax(np.where(here[:, row], first.excess[:, row], -1)))
-            values = first.a[stat, row], first.b[stat, row], first.excess[stat, row]
-            found.append((_place(one, rows[row], row, last_micro), _difference(one, rows[row], stat, earliest, values)))
+            found.append((_place(one, rows[row], row, last_micro), _difference(one, first, rows[row], stat, row)))
     return [difference for _, difference in sorted(found, key=lambda pair: pair[0])]
 
 
-def _place(one: Compared, row: RowKey, number: int, last_micro: int) -> tuple[int, tuple[int, ...]]:
+def _place(one: Comparison, row: RowKey, number: int, last_micro: int) -> tuple[int, tuple[int, ...]]:
     """Sorts tensors of one step in the order of execution, which is the order of anomalies."""
     key = row.tensor
     known = DATA_TYPES.get(one.index.data_type)
@@ -183,31 +173,27 @@ def _place(one: Compared, row: RowKey, number: int, last_micro: int) -> tuple[in
     return (micro_step if phase else 0), place
 
 
-def _worst(compared: Sequence[Compared]) -> list[Difference]:
+def _worst(compared: Sequence[Comparison]) -> list[Difference]:
     worst: dict[tuple[str, object], Difference] = {}
     for one in compared:
         rows = list(one.index.rows)
-        for row in np.flatnonzero((one.found.worst_excess > 1).any(axis=0)):
-            stat = int(one.found.worst_excess[:, row].argmax())
-            found = one.found
-            values = found.worst_a[stat, row], found.worst_b[stat, row], found.worst_excess[stat, row]
-            step = int(one.index.steps[found.worst_step[stat, row]])
-            difference = _difference(one, rows[row], stat, step, values)
+        for row in np.flatnonzero((one.worst.excess > 1).any(axis=0)).tolist():
+            difference = _difference(one, one.worst, rows[row], int(one.worst.excess[:, row].argmax()), row)
             place = (one.index.data_type, rows[row].tensor)
             if place not in worst or difference.excess > worst[place].excess:
                 worst[place] = difference
     return sorted(worst.values(), key=lambda difference: -difference.excess)
 
 
-def _difference(one: Compared, row: RowKey, stat: int, step: int, values: tuple[float, float, float]) -> Difference:
+def _difference(one: Comparison, places: Places, row: RowKey, stat: int, number: int) -> Difference:
     return Difference(
         data_type=one.index.data_type,
         tensor=row.tensor,
         micro_step=row.micro_step if row.micro_step >= 0 else None,
         rank=one.rank,
-        step=step,
+        step=int(one.index.steps[places.step[stat, number]]),
         stat=one.index.stats[stat],
-        a=float(values[0]),
-        b=float(values[1]),
-        excess=float(values[2]),
+        a=float(places.a[stat, number]),
+        b=float(places.b[stat, number]),
+        excess=float(places.excess[stat, number]),
     )

@@ -46,14 +46,12 @@ class Page:
     mark_label: str
     first_type: str | None = None
     """The data type that is shown first; default: the first."""
-    colors: Sequence[int] = ()
-    """For each line the number of its colour; default: each its own."""
-    dashes: Sequence[int] = ()
 
     @property
-    def always_worst(self) -> bool:
-        """Whether the heat map shows what does not follow from the lines: differences."""
-        return self.kind != "report"
+    def is_diff(self) -> bool:
+        """Whether the lines are of two runs in turn, and the heat map shows their differences, which do not follow from
+        the lines."""
+        return self.kind == "diff"
 
 
 @attrs.frozen(kw_only=True)
@@ -71,7 +69,7 @@ def write_page(path: Path, page: Page, *, limit: int = PAGE_LIMIT) -> Written:
     """Write the page, thinning its curves so that it has at most `limit` bytes; the page says what was thinned."""
     costs = _costs(page)
     for margin, assumed in ((MARGIN, costs), (1.0, costs.worst())):
-        chosen = fit(page.series, margin * (limit - costs.frame), assumed, with_worst=page.always_worst)
+        chosen = fit(page.series, margin * (limit - costs.frame), assumed, with_worst=page.is_diff)
         text, thinned = _assemble(page, chosen)
         if len(text.encode()) <= limit:
             break
@@ -166,7 +164,7 @@ def _type(
     columns = series.bins.starts
 
     layers = series.group_lines() if chosen.layers and not whole else None
-    with_worst = not whole or page.always_worst
+    with_worst = not whole or page.is_diff
     marks = sorted({(int(position[at]), int(np.searchsorted(columns, step, "right")) - 1) for at, step in series.marks})
     _explain(series, chosen, len(kept), len(detail), thinned)
     used_layers, used_of = np.unique(layer_of[kept], return_inverse=True)
@@ -180,8 +178,8 @@ def _type(
         "first": series.bins.first_steps.tolist(),
         "last": series.bins.last_steps.tolist(),
         "lines": list(page.lines),
-        "colors": list(page.colors) or list(range(len(page.lines))),
-        "dashes": list(page.dashes) or [0] * len(page.lines),
+        "colors": [line % 2 if page.is_diff else line for line in range(len(page.lines))],
+        "dashes": [line % 2 if page.is_diff else 0 for line in range(len(page.lines))],
         "half": chosen.half,
         "detail": None if whole else in_detail.tolist(),
         "layerLines": layers is not None,

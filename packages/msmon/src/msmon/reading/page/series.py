@@ -70,5 +70,11 @@ class Panel:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[object]] = ()
     links: Sequence[Mapping[str, object] | None] = ()
-    """For each row what a click on it selects: `type`, `pp`, `vpp`, `name`, `step`, `stat`."""
+    """For each row what a click on it selects, see `link`; empty: nothing."""
     open: bool = True
+
+
+def link(data_type: str, tensor: TensorKey, step: int, stat: str) -> dict[str, object]:
+    """What a click selects."""
+    place = {"pp": tensor.pp_stage, "vpp": tensor.vpp_stage, "name": tensor.name}
+    return {"type": data_type, **place, "step": step, "stat": stat}

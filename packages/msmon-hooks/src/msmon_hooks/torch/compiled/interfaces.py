@@ -1,0 +1,242 @@
+"""All that is used of the compiler and is not public: where its graphs can be seen and added to.
+
+Proved with the versions in `PROVED`. With any other, a small model is compiled first; see
+`msmon_hooks.torch.compiled.trial`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+PROVED = ("2.13",)
+"""Versions of torch with which the table of `tests/compiled` was seen."""
+
+BACKENDS = ("inductor", "aot_eager", "eager")
+"""Backends of the compiler whose graphs can be looked into."""
+
+MEMBER = "msmon"
+"""Under which name nodes, graphs and lowered graphs carry what belongs to marks."""
+
+CONSTANT = "msmon_name"
+"""In the names of functions that the tracer calls, so that what it keeps of them is found."""
+
+PASS = "joint_custom_pre_pass"
+"""The setting of inductor that `strip_joint_graphs` sets."""
+
+
+class NotHere(RuntimeError):
+    """Something that is needed is not in this version of torch."""
+
+
+# Dynamo
+
+
+def skip_as_frame(*functions: Callable[..., Any]) -> None:
+    """Let the tracer go through these functions, but not begin with them: called outside of a graph they run as they
+    are, with all that they call, and are no graphs of their own."""
+    from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+    from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
+    from torch._C._dynamo.eval_frame import set_code_exec_strategy
+
+    for function in functions:
+        set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+
+
+def see_graphs(
+    see: Callable[[fx.GraphModule, str, Any], bool], failed: Callable[[fx.GraphModule, Exception], None]
+) -> Callable[[], None]:
+    """Have `see(graph, backend, options)` called with every graph before it is given to a backend; the options are
+    those of inductor that the program has given to `torch.compile`.
+
+    Where it says that there are marks and the backend fails, `failed(graph, error)` is called, and the backend again.
+
+    Returns:
+        What ends that.
+    """
+    from torch._dynamo.output_graph import OutputGraph
+
+    original = OutputGraph.call_user_compiler
+
+    def call_user_compiler(self: Any, gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        marked = see(gm, *_backend(self.compiler_fn))
+        for name in [name for name in self.nn_modules if CONSTANT in name]:
+            # Where the tracer puts what a function returned that it was told to call.
+            self.global_scope.pop(name, None)
+        try:
+            return original(self, gm, *args, **kwargs)
+        except Exception as error:
+            if not marked:
+                raise
+            failed(gm, error)
+        return original(self, gm, *args, **kwargs)
+
+    return _replace(OutputGraph, "call_user_compiler", call_user_compiler)
+
+
+def _backend(compiler: Any) -> tuple[str, dict[str, Any]]:
+    """The name of a backend, and the options that it was given."""
+    seen = 0
+    while seen < 10:
+        inner = next((found for name in _WRAPPED if (found := getattr(compiler, name, None)) is not None), None)
+        if inner is None:
+            break
+        compiler, seen = inner, seen + 1
+    name = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", type(compiler).__name__)
+    return str(name), dict(getattr(compiler, "config", None) or {})
+
+
+_WRAPPED = ("_torchdynamo_orig_backend", "_compiler_fn", "backend_compile_fn")
+
+
+def has_compiled() -> bool:
+    """Whether there is compiled code that would be used again."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is None:
+        return False
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    codes = (reference() for reference in dynamo.input_codes.seen)
+    return any(code is not None and _debug_get_cache_entry_list(code) for code in codes)
+
+
+def forget_compiled() -> None:
+    """Forget all compiled code; what is called again is compiled again."""
+    torch._dynamo.reset_code_caches()
+
+
+def tracing_context() -> Any:
+    """An object that is the same while one graph is traced, lowered, and its backward is; None outside."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get()
+
+
+_digests: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
+
+
+def add_digest(texts: Sequence[str]) -> int:
+    """The graph that is being compiled has these marks; how many such graphs its tracing has had before."""
+    context = tracing_context()
+    if context is None:
+        return 0
+    found = _digests.setdefault(context, [])
+    found.append(hashlib.sha256("\x1e".join(texts).encode()).hexdigest())
+    return len(found) - 1
+
+
+# AOTAutograd and inductor
+
+
+def strip_joint_graphs(strip: Callable[[fx.Graph], None], identity: Callable[[], str]) -> Callable[[], None]:
+    """Have `strip(graph)` called with every graph of forward and backward before it is parted, ahead of the passes that
+    the program has set.
+
+    Args:
+        identity: what it gives joins the keys of caches, with the marks of the graph at hand.
+
+    Returns:
+        What ends that.
+    """
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    before = getattr(config, PASS)
+    theirs = tuple(before) if isinstance(before, list | tuple) else () if before is None else (before,)
+
+    class First(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            strip(graph)
+            for other in theirs:
+                other(graph)
+
+        def uuid(self) -> Any:
+            # A pass of theirs that names no key keeps its graphs out of the cache.
+            keys = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in theirs]
+            own = _cache_key(identity())
+            return None if own is None or not all(keys) else (own, *keys)
+
+    ours = First()
+    setattr(config, PASS, ours)
+
+    def restore() -> None:
+        if getattr(config, PASS) is ours:
+            setattr(config, PASS, before)
+
+    return restore
+
+
+def _cache_key(identity: str) -> str | None:
+    context = tracing_context()
+    digests = [] if context is None else _digests.get(context, [])
+    # Of several graphs the backwards may be compiled later, in any order: nothing tells them apart here.
+    return None if len(digests) > 1 else f"{identity}:{''.join(digests)}"
+
+
+def see_values(operators: Sequence[Any]) -> Callable[[], None]:
+    """Keep what inductor makes of marked nodes, and lower none of these operators.
+
+    Returns:
+        What ends that.
+    """
+    from torch._inductor.graph import GraphLowering
+
+    original = GraphLowering.run_node
+
+    def run_node(self: Any, n: fx.Node) -> Any:
+        if n.op == "call_function" and n.target in operators:
+            return None
+        result = original(self, n)
+        if MEMBER in n.meta:
+            self.__dict__.setdefault(MEMBER, {})[n] = result
+        return result
+
+    return _replace(GraphLowering, "run_node", run_node)
+
+
+def before_code(add: Callable[[Any, Any], None]) -> Callable[[], None]:
+    """Have `add(scheduler, graph)` called when all is decided and only code is to be written.
+
+    Returns:
+        What ends that.
+    """
+    from torch._inductor.scheduler import Scheduler
+    from torch._inductor.virtualized import V
+
+    original = Scheduler.compute_last_usage
+
+    def compute_last_usage(self: Any) -> None:
+        add(self, V.graph)
+        original(self)
+
+    return _replace(Scheduler, "compute_last_usage", compute_last_usage)
+
+
+def backward_node() -> int | None:
+    """The number of the node of the graph of gradients that autograd runs now."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def next_node() -> int:
+    """The number that the next node of the graph of gradients gets in this thread."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def _replace(owner: type, name: str, replacement: Any) -> Callable[[], None]:
+    original = vars(owner).get(name)
+    if original is None:
+        raise NotHere(f"{owner.__module__}.{owner.__name__} of torch {torch.__version__} has no {name}")
+    setattr(owner, name, replacement)
+
+    def restore() -> None:
+        if vars(owner).get(name) is replacement:
+            setattr(owner, name, original)
+
+    return restore

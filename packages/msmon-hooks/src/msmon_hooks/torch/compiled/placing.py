@@ -1,0 +1,225 @@
+"""Where the marked values of a lowered graph can be read so that no kernel is another one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import define, field
+from torch import fx
+
+from msmon_hooks.torch.compiled import lowered
+from msmon_hooks.torch.compiled.graphs import RECOMPUTED, STORED
+from msmon_hooks.torch.compiled.interfaces import MEMBER
+from msmon_hooks.torch.compiled.leaves import FORWARD, GRADIENT
+
+GONE = "the compiler has eliminated it, or made it part of another operator"
+IN_REGISTERS = "only in the registers of a kernel"
+OVERWRITTEN = "overwritten in place by the kernel behind the one that makes it"
+ELSEWHERE = "written into the memory of another tensor"
+NO_STRIDES = "a view that sizes and strides cannot say"
+CPP_WRAPPER = "the program around the kernels is C++ (cpp_wrapper)"
+CUDA_GRAPHS = "the graph is recorded and replayed (CUDA graphs)"
+
+_LONGEST = 12
+"""No longer chain of buffers is computed again."""
+
+_IMPORT = "from msmon_hooks.torch.compiled.graphs import Graph as MsmonGraph"
+
+
+@define
+class _Read:
+    """One value that is read."""
+
+    value: Any
+    storage: Any
+    origin: fx.Node
+    leaves: list[int]
+    how: str
+    chain: list[str] = field(factory=list)
+    """Buffers that have to be computed again before it."""
+
+
+def place(scheduler: Any, graph: Any, *, recompute: bool) -> None:
+    """Add the lines that read the marked values of a graph.
+
+    Args:
+        scheduler: inductor's, in which all is decided.
+        graph: what was lowered.
+        recompute: compute those again that are in no memory.
+    """
+    nodes = list(graph.graph.nodes)
+    texts, part = next((node.meta[MEMBER + "_graph"] for node in nodes if MEMBER + "_graph" in node.meta), ((), 0))
+    kind = GRADIENT if graph.is_backward else FORWARD
+    texts = [text for text in texts if text.startswith(kind)]
+    if not texts:
+        return
+    placer = _Placer(scheduler, graph, texts, recompute=recompute)
+    document = {
+        "leaves": texts,
+        "part": part,
+        "backward": bool(graph.is_backward),
+        "inference": bool(graph.is_inference),
+    }
+    placer.run(vars(graph).get(MEMBER, {}), document)
+
+
+class _Placer:
+    def __init__(self, scheduler: Any, graph: Any, texts: list[str], *, recompute: bool) -> None:
+        self.scheduler = scheduler
+        self.graph = graph
+        self.recompute = recompute
+        self.device = next((device for node in scheduler.nodes if (device := node.get_device()) is not None), None)
+        self.index = {text: index for index, text in enumerate(texts)}
+        self.how = [GONE] * len(texts)
+        self.shapes: list[Any] = [None] * len(texts)
+        self.dtypes: list[str] = [""] * len(texts)
+        self.order = {name: at for at, node in enumerate(scheduler.nodes) for name in node.get_buffer_names()}
+        self.inside = {
+            name: {one.get_name() for one in node.get_nodes()}
+            for node in scheduler.nodes
+            for name in node.get_buffer_names()
+        }
+        self.written_over: dict[str, int] = {}
+        for at, node in enumerate(scheduler.nodes):
+            for one in node.get_nodes():
+                for buffer in one.get_outputs():
+                    for name in buffer.get_mutations():
+                        self.written_over.setdefault(name, at)
+
+    def run(self, values: Mapping[fx.Node, Any], document: dict[str, Any]) -> None:
+        refused = self._refused()
+        reads: dict[int, list[_Read]] = {}
+        origin = next(iter(reversed(self.graph.graph.nodes)))
+        for node, value in values.items():
+            leaves = []
+            for text, shape, dtype in node.meta[MEMBER]:
+                if text in self.index:
+                    leaves.append(self.index[text])
+                    self.shapes[self.index[text]] = shape
+                    self.dtypes[self.index[text]] = dtype
+            if not leaves:
+                continue
+            found = refused or self._read(node, value, leaves)
+            if not isinstance(found, str):
+                read, at = found
+                reads.setdefault(at, []).append(read)
+            for leaf in leaves:
+                self.how[leaf] = found if isinstance(found, str) else found[0].how
+        self._write(reads, document, origin)
+
+    def _refused(self) -> str:
+        if self.graph.cpp_wrapper:
+            return CPP_WRAPPER
+        return CUDA_GRAPHS if lowered.records_graphs(self.graph) else ""
+
+    def _read(self, node: fx.Node, value: Any, leaves: list[int]) -> tuple[_Read, int] | str:
+        """How a value is read and behind which node (-1: before all), or why it is not."""
+        storage = lowered.storage_of(value)
+        if lowered.is_stored(storage):
+            if lowered.writes_elsewhere(storage):
+                return ELSEWHERE
+            name = storage.get_name()
+            at = self._place_of(name)
+            if at is not None:
+                readable = lowered.readable(value)
+                if readable is None:
+                    return NO_STRIDES
+                return (_Read(readable, storage, node, leaves, STORED), at) if at >= -1 else OVERWRITTEN
+            if name not in self.order:
+                return GONE
+        return self._again(node, value, leaves) if self.recompute else IN_REGISTERS
+
+    def _place_of(self, name: str) -> int | None:
+        """Behind which node a buffer can be read; None: it is in no memory, -2: nowhere."""
+        over = self.written_over.get(name, len(self.scheduler.nodes))
+        at = self.order.get(name)
+        if at is None:
+            return -1 if name in self.graph.graph_inputs or name in self.graph.constants else None
+        if self.scheduler.can_buffer_be_removed_through_fusion(name, self.inside[name]):
+            return None
+        at = self._end_of_loops(at, over)
+        return -2 if at is None else at
+
+    def _end_of_loops(self, at: int, before: int) -> int | None:
+        """The C++ backend puts loops that follow one another into one function: read behind the last of them."""
+        nodes = self.scheduler.nodes
+        if nodes[at].is_extern() or not _on_host(nodes[at]):
+            return at
+        while at + 1 < len(nodes) and not nodes[at + 1].is_extern() and _on_host(nodes[at + 1]):
+            at += 1
+            if at >= before:
+                return None
+        return at
+
+    def _again(self, node: fx.Node, value: Any, leaves: list[int]) -> tuple[_Read, int] | str:
+        found = self._chain(lowered.own_names(value))
+        if isinstance(found, str):
+            return found
+        chain, sources = found
+        at = max((place for name in sources if (place := self._place_of(name)) is not None), default=-1)
+        if any(self._place_of(name) == -2 or self.written_over.get(name, at + 1) <= at for name in sources):
+            return OVERWRITTEN
+        return _Read(value, lowered.storage_of(value), node, leaves, RECOMPUTED, chain), at
+
+    def _chain(self, names: set[str]) -> tuple[list[str], set[str]] | str:
+        """What has to be computed again for a value that is made of these buffers, in order, and what that is made of
+        that is in memory."""
+        chain: list[str] = []
+        sources: set[str] = set()
+        waiting = sorted(names)
+        while waiting:
+            name = waiting.pop()
+            if name in chain or name in sources:
+                continue
+            if self._place_of(name) is not None:
+                sources.add(name)
+                continue
+            reads = lowered.reads_of_buffer(self.graph, name)
+            if reads is None or len(chain) >= _LONGEST:
+                return IN_REGISTERS
+            chain.append(name)
+            waiting += sorted(reads)
+        # By number: a buffer is made of earlier ones.
+        return sorted(chain, key=lambda name: list(self.graph.name_to_buffer).index(name)), sources
+
+    def _write(self, reads: dict[int, list[_Read]], document: dict[str, Any], origin: fx.Node) -> None:
+        numbered = [read for at in sorted(reads) for read in reads[at]]
+        number = {id(read): index for index, read in enumerate(numbered)}
+        document |= {
+            "how": self.how,
+            "shapes": self.shapes,
+            "dtypes": self.dtypes,
+            "reads": [read.leaves for read in numbered],
+        }
+        wrapper = self.graph.wrapper_code
+        wrapper.add_import_once(_IMPORT)
+        wrapper.header.writeline(f"msmon_graph = MsmonGraph({json.dumps(document)!r})")
+        added: dict[int, list[Any]] = {}
+        for at in sorted({-1, *reads}):
+            group = reads.get(at, [])
+            stored = [read for read in group if read.how == STORED]
+            again = [read for read in group if read.how != STORED]
+            # Lines end the function that the C++ backend puts loops into, so that those that are added have their own.
+            operations = [self._lines("begin" if at == -1 else "read", stored, number, origin)]
+            for read in again:
+                read.value, made = lowered.compute_again(read.value, read.chain, read.origin)
+                operations += made
+            if again:
+                operations.append(self._lines("read", again, number, origin))
+            added[at] = [lowered.schedule(self.scheduler, operation) for operation in operations]
+        nodes = list(added.get(-1, []))
+        for at, node in enumerate(self.scheduler.nodes):
+            nodes += [node, *added.get(at, [])]
+        self.scheduler.nodes = nodes
+
+    def _lines(self, what: str, reads: list[_Read], number: dict[int, int], origin: fx.Node) -> Any:
+        template = f"msmon_graph.{what}({[number[id(read)] for read in reads]}, [{{}}])"
+        device = next((read.value.get_device() for read in reads), self.device)
+        return lowered.add_lines(template, [read.value for read in reads], device, origin)
+
+
+def _on_host(node: Any) -> bool:
+    device = node.get_device()
+    return device is None or device.type == "cpu"

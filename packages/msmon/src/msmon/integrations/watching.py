@@ -1,0 +1,41 @@
+"""What the callbacks of trainers share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from msmon.config import load_config
+from msmon.pytorch import TrainerMon
+
+
+class Watching:
+    """One monitor after the other, for a trainer's callback.
+
+    Args:
+        config_file_path: the configuration file. A mistake in it is reported here, before the model is loaded.
+        groups: `process_group`, `dp_group` and `tp_group`.
+    """
+
+    def __init__(self, config_file_path: str | os.PathLike[str], **groups: Any) -> None:
+        super().__init__()
+        unknown = {*groups} - {"process_group", "dp_group", "tp_group"}
+        if unknown:
+            raise TypeError(f"MsmonCallback: unknown {', '.join(sorted(unknown))}; process_group, dp_group or tp_group")
+        load_config(config_file_path)
+        self.monitor: TrainerMon | None = None
+        """The monitor of the training in progress, or of the last one."""
+        self._config_file_path = config_file_path
+        self._groups = groups
+
+    def _begin(self, model: Any, *, grad_acc_steps: int, optimizer: Any, start_iteration: int) -> None:
+        # Training may begin again: a smaller batch after an error, or a second call.
+        self._close()
+        groups = dict(self._groups)
+        process_group = groups.pop("process_group", None)
+        self.monitor = TrainerMon(self._config_file_path, process_group, params_have_main_grad=False)
+        self.monitor.set_monitor(model, grad_acc_steps, optimizer, start_iteration=start_iteration, **groups)
+
+    def _close(self) -> None:
+        if self.monitor is not None:
+            self.monitor.close()

@@ -1,0 +1,183 @@
+"""What people do around compiled graphs: accumulate, checkpoint, tie, adapt, compile functions, break graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.compiled.models import GPT, batch
+from tests.compiled.training import compiled, train, wrong
+from tests.hooks.recorder import Monitored
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
+
+
+class Reentrant(GPT):
+    """A checkpoint of the first kind around each block: it keeps no graph of the first run."""
+
+    def forward(self, tokens):
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.head(self.norm(x))
+
+
+class Stem(GPT):
+    def forward(self, tokens):
+        return self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+
+
+class Head(GPT):
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+
+class Broken(nn.Module):
+    """With a graph break between the parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.tail = Stem(), Head()
+        self.blocks = GPT().blocks
+
+    def forward(self, tokens):
+        x = self.stem(tokens)
+        for block in self.blocks:
+            x = block(x)
+            torch._dynamo.graph_break()
+        return self.tail(x)
+
+
+class Twice(GPT):
+    """The same block twice, compiled alone."""
+
+    def forward(self, tokens):
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
+        return self.head(self.norm(self.blocks[0](self.blocks[0](x))))
+
+
+def model_of(cls, **options):
+    torch.manual_seed(0)
+    return cls(**options)
+
+
+CASES = {
+    "accumulation": (GPT, "blocks", {"micro_steps": 2}),
+    "reentrant": (Reentrant, "blocks", {}),
+    "around blocks": (lambda: GPT(checkpointed=True), "blocks", {}),
+    "tied": (lambda: GPT(tied=True), "plain", {}),
+    "graph break": (Broken, "plain", {"fullgraph": False}),
+    "twice": (Twice, "blocks", {}),
+    "outputs alone": (GPT, "blocks", {"activations": False}),
+    "activations alone": (GPT, "blocks", {"activation_gradients": False}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_those_of_eager_mode(name):
+    cls, way, options = CASES[name]
+    training = {key: value for key, value in options.items() if key in ("micro_steps", "fullgraph")}
+    base = train("gpt", way=way, backend="aot_eager", model=model_of(cls), **training)
+    eager = train("gpt", way="eager", inside="", model=model_of(cls), **options)
+    seen = train("gpt", way=way, backend="aot_eager", inside="all", model=model_of(cls), **options)
+    assert seen.equals(base)
+    assert (seen.graphs, seen.breaks) == (base.graphs, base.breaks)
+    assert seen.rows.keys() == eager.rows.keys()
+    assert wrong(seen, eager, "fp32") == []
+    assert seen.monitored.recorder.doubled() == []
+
+
+@pytest.mark.parametrize("name", ["reentrant", "twice", "graph break"])
+def test_with_inductor(name):
+    cls, way, options = CASES[name]
+    base = train("gpt", way=way, model=model_of(cls), steps=2, **options)
+    eager = train("gpt", way="eager", inside="", model=model_of(cls), steps=2)
+    seen = train("gpt", way=way, inside="all", model=model_of(cls), steps=2, **options)
+    assert seen.equals(base)
+    assert base.kernels - seen.kernels == {}
+    assert wrong(seen, eager, "fp32") == []
+    assert seen.rows.keys() == eager.rows.keys()
+    assert seen.monitored.recorder.doubled() == []
+
+
+def test_a_compiled_function():
+    """Nothing shows where it begins, so modules have their whole names."""
+    torch._dynamo.reset()
+    model = model_of(GPT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitored = Monitored(model, optimizer, activations=True, activation_gradients=True, inside_compiled="all")
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def loss(inputs, wanted):
+        return F.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten())
+
+    for number in range(2):
+        loss(*batch("gpt", number)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    eager = train("gpt", way="eager", inside="", steps=2)
+    rows = {key for key in monitored.recorder.rows if key[0].startswith("actv")}
+    assert rows == eager.rows.keys()
+    monitored.close()
+
+
+def test_lora():
+    peft = pytest.importorskip("peft")
+
+    def adapted():
+        model = model_of(GPT)
+        return peft.get_peft_model(model, peft.LoraConfig(target_modules=["qkv", "up"], r=4))
+
+    def run(way, inside):
+        torch._dynamo.reset()
+        model = adapted()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        monitored = None
+        if inside is not None:
+            monitored = Monitored(model, optimizer, activations=True, activation_gradients=True, inside_compiled=inside)
+        if way == "blocks":
+            compiled(model.base_model.model, way, "aot_eager")
+        torch.manual_seed(1)
+        losses = []
+        for number in range(2):
+            inputs, wanted = batch("gpt", number)
+            loss = F.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        if monitored is not None:
+            monitored.close()
+        return losses, monitored
+
+    base, _ = run("blocks", None)
+    _, eager = run("eager", "")
+    losses, seen = run("blocks", "all")
+    assert losses == base
+    assert {key for key in seen.recorder.rows if "actv" in key[0]} == {
+        key for key in eager.recorder.rows if "actv" in key[0]
+    }
+
+
+def test_what_has_no_marks_is_said():
+    """A tensor that nothing of the graph uses is eliminated."""
+
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
+            self.lost, self.act = nn.Linear(32, 32), nn.Tanh()
+
+        def forward(self, tokens):
+            x = self.token(tokens)
+            self.act(self.lost(x))
+            return self.head(x)
+
+    seen = train("gpt", way="plain", inside="all", steps=1, model=model_of(Unused))
+    missing = seen.monitored.missing()
+    for name in ("lost.output", "act.input", "act.output"):
+        assert missing["actv", name].startswith("inside a compiled graph: the compiler has eliminated it")
+    assert ("actv", "head.output", 0, 0) in seen.rows
