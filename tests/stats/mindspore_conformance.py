@@ -1,14 +1,19 @@
 """MindSpore tensors on the CPU. ``test_mindspore.py`` runs this file in the environment that has MindSpore."""
 
+from pathlib import Path
+
 import mindspore
 import numpy as np
 import pytest
 from mindspore import Tensor, mint, nn
+from mindspore.utils import MsDispatchMode
 
 import msmon_stats
-from msmon_stats import partial
-from msmon_stats.mindspore import PartialBuffer, operators
+from msmon_stats import OPS, partial, summarize
+from msmon_stats.float32 import ROW
+from msmon_stats.mindspore import PartialBuffer, buffer, float32_rows, math, partials
 
+from . import reference
 from .conformance import Conformance
 from .feature_conformance import FeatureConformance
 
@@ -70,17 +75,13 @@ class TestMindSporeOnArrays(MindSporeConformance):
     kernel = "operators"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "bool_"])
-def test_operators_for_accelerators_give_the_same(dtype, monkeypatch):
-    monkeypatch.setattr(operators, "_MIN_CHUNK", 1000)
-    values = np.random.default_rng(0).standard_normal((70, 90)) * 3
-    if "float" in dtype:
-        values[0, 0], values[1, 1], values[2, 2] = np.nan, np.inf, -np.inf
-    tensor = Tensor(values.astype(np.float32)).astype(getattr(mindspore, dtype))
-    found = operators.accumulate(tensor, 0.5).asnumpy()
-    np.testing.assert_allclose(found, partial(tensor, 0.5).asnumpy(), rtol=1e-12)
-    empty = operators.accumulate(Tensor(np.zeros((0, 3), np.float32)), 0.5).asnumpy()
-    assert empty.tolist() == [0, 0, 0, 0, np.inf, -np.inf, 0, 0]
+class TestMindSporeFloat32(MindSporeConformance):
+    """What serves accelerators, run on the CPU: its operators are those of the framework."""
+
+    kernel = "float32"
+    sizes = (0, 1, ROW - 1, ROW, ROW + 1, 300_001)
+    rtol = 1e-6
+    repeats = 1e-6
 
 
 class TestMindSporeFeatures(FeatureConformance):
@@ -94,6 +95,175 @@ class TestMindSporeFeatures(FeatureConformance):
         # A matrix costs MindSpore some hundred small operators; the algorithm is tested elsewhere.
         few = ("one just above many", "denser towards the top", "of rank two", "random (2, 3)")
         return [(name, matrix) for name, matrix in super().matrices(rng) if name in few]
+
+
+class TestMindSporeFeaturesOnAnAccelerator(TestMindSporeFeatures):
+    """Without float64."""
+
+    rtol = 1e-6
+
+    @pytest.fixture(autouse=True)
+    def _accelerator(self, accelerator):
+        with accelerator:
+            yield
+
+    def make(self, array):
+        # Of the tests' formulas in float64 what the device can hold.
+        return Tensor(np.array(array, dtype=np.float32) if array.dtype == float else np.array(array))
+
+    def host(self, result):
+        return super().host(result).astype(np.float64)
+
+
+LAUNCHES = 22
+"""Operators that reading rows takes, whatever is in them."""
+# What needs no kernel: other names for the same memory.
+VIEWS = {"Reshape", "ViewDtype", "NarrowView", "ExpandDims", "StopGradient", "SelectExtView"}
+
+
+class Launches(MsDispatchMode):
+    """Collects the operators that are launched; refuses those that take or give float64."""
+
+    def __init__(self):
+        self.names = []
+
+    def __ms_dispatch__(self, func, args, kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for value in (*args, result):
+            assert getattr(value, "dtype", None) != mindspore.float64, func.name
+        if func.name not in VIEWS:
+            self.names.append(func.name)
+        return result
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Tensors count as tensors on an accelerator. Inside of it, what is launched is collected."""
+    for module in (buffer, partials, float32_rows, math):
+        monkeypatch.setattr(module, "on_host", lambda tensor: False)
+    return Launches()
+
+
+def normals(*shape, seed=0):
+    return Tensor(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_list_of_tensors_takes_25_operators(dtype, accelerator):
+    shapes = [(32, 64), (32,), (64, 32), (7,), (1000, 3), (2048,), (5, 5, 5)] * 8
+    tensors = [normals(*shape, seed=i).astype(getattr(mindspore, dtype)) for i, shape in enumerate(shapes)]
+    expected = msmon_stats.numpy.partial_many([tensor.astype(mindspore.float32).asnumpy() for tensor in tensors])
+    rows = PartialBuffer()
+    rows.measure(tensors[:2], 1e-8)
+    rows.transfer().matrix()
+    with accelerator:
+        rows.measure(tensors, 1e-8)
+        transfer = rows.transfer()
+    print(f"{len(tensors)} tensors of {dtype}: {len(accelerator.names)} operators")
+    assert len(accelerator.names) == LAUNCHES + (2 if dtype == "float32" else 3) <= 25
+    found = transfer.matrix()
+    np.testing.assert_array_equal(found[:, :6], expected[:, :6])
+    np.testing.assert_allclose(np.sqrt(found[:, 7]), np.sqrt(expected[:, 7]), rtol=1e-6)
+
+
+def test_a_call_takes_one_operator_and_long_tensors_take_few(accelerator):
+    rows = PartialBuffer()
+    with accelerator:
+        for seed in range(20):
+            rows.measure([normals(30, 40, seed=seed)], 1e-8)
+        assert len(accelerator.names) == 20
+        rows.measure([normals(5_000_000)], 1e-8)
+        rows.transfer()
+    # In place three times, and once with what was copied.
+    assert len(accelerator.names) <= 20 + 4 * LAUNCHES + 4
+
+
+def test_every_operator_exists_for_ascend(accelerator):
+    """The installed package says so: it names the classes of Ascend's operators."""
+    library = Path(mindspore.__file__).parent / "lib" / "plugin" / "libmindspore_ops_ascend.so"
+    if not library.exists():
+        pytest.skip("this package of MindSpore has nothing for Ascend")
+    rows = PartialBuffer()
+    with accelerator:
+        tensors = [normals(70, 50), normals(9).astype(mindspore.bfloat16), Tensor([3, 4]), Tensor([True, False])]
+        rows.measure(tensors, 1e-8, Tensor(1024.0))
+        rows.put(Tensor([1, 2]))
+        rows.transfer()
+    code = library.read_bytes()
+    missing = [name for name in set(accelerator.names) if f"{len(name) + 6}{name}AscendE".encode() not in code]
+    assert missing == []
+
+
+def test_norm_mean_and_std_are_right_to_1e_6():
+    normal = np.random.default_rng(0).standard_normal(1 << 20)
+    place = np.arange(1 << 20) % ROW
+    cases = {
+        "normals": normal + 0.1,
+        "x 1e38": np.clip(normal + 0.1, -3, 3) * 1e38,
+        "x 1e-25": normal * 1e-25 + 1e-26,
+        "75 decades": 10.0 ** (np.random.default_rng(1).random(1 << 20) * 75 - 37),
+        "far from 0": normal + 1e4,
+        "all but one of a row alike": np.where(place == 7, -0.1, 0.1),
+        "short and far from 0": 1 + 1e-4 * normal[:40],
+        "skewed": np.exp(3 * normal),
+    }
+    for name, values in cases.items():
+        values = values.astype(np.float32)
+        found = summarize(Tensor(values), OPS, kernel="float32")
+        expected = reference.statistics(values.astype(np.float64))
+        for op in ("norm", "mean", "std", "rms"):
+            assert found[op] == pytest.approx(expected[op], rel=1e-6, abs=1e-44), (name, op)
+        for op in ("min", "max", "absmax", "zeros", "nans", "infs"):
+            assert found[op] == expected[op], (name, op)
+
+
+def test_a_buffer_on_an_accelerator(accelerator):
+    rows = PartialBuffer()
+    scale = Tensor(4.0, mindspore.float32)
+    values = normals(3000)
+    whole = Tensor(np.array([[-(2**31), 5], [2**31 - 1, 0]], np.int32))
+    long = Tensor(np.array([2**53 + 1, -(2**63)]))
+    with accelerator:
+        assert rows.measure([Tensor(values.asnumpy() * 4), whole, long], 0.5, scale) == [0, 1, 2]
+        assert rows.put(Tensor([7.0, 8.0])) == 3
+        assert rows.put(Tensor(np.arange(9))) == 4
+        assert rows.measure([values, whole.astype(mindspore.int8)], 0.5) == [6, 7]
+        so_far = rows.peek()
+        assert rows.measure([values], 1e-8) == [8]
+        transfer = rows.transfer()
+        assert rows.measure([values], 1e-8) == [0]
+    assert len(so_far.matrix()) == 8
+    found = transfer.matrix()
+    expected = msmon_stats.numpy.partial(values.asnumpy(), 0.5)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+    np.testing.assert_array_equal(found[6, :6], expected[:6])
+    assert found[1, :6].tolist() == [4, 0, 0, 1, -(2.0**31) / 4, (2.0**31 - 1) / 4]
+    assert found[2, 4:6].tolist() == [-(2.0**61), (2.0**53) / 4]
+    assert found[3].tolist() == [7, 8, 0, 0, 0, 0, 0, 0]
+    assert found[4:6].ravel().tolist() == [*range(9), *[0] * 7]
+    assert found[7, 0] == 4
+    assert rows.transfer().matrix().shape == (1, 8)
+
+
+def test_wide_values_are_read_on_the_host(monkeypatch, accelerator):
+    rows = PartialBuffer()
+    values = Tensor(np.array([1e300, -1e-300, np.nan, 1 + 2.0**-50]))
+    assert rows.measure([values, Tensor(np.array([3 + 4j]))], 1e-8, Tensor(2.0)) == [0, 1]
+    found = rows.transfer().matrix()
+    np.testing.assert_array_equal(found[0], msmon_stats.numpy.partial(values.asnumpy() / 2))
+    assert found[1].tolist() == [1, 0, 0, 0, 2.5, 2.5, 2.5, 6.25]
+
+
+def test_the_choice_of_the_kernel(monkeypatch):
+    assert partials.chosen_kernels() == {"cpu": "cpu"}
+    monkeypatch.setattr(partials, "device_target", lambda: "Ascend")
+    assert partials.chosen_kernels() == {"cpu": "cpu", "ascend": "float32"}
+    monkeypatch.setenv("MSMON_KERNEL", "operators")
+    # Forced where it can be.
+    assert partials.chosen_kernels() == {"cpu": "operators", "ascend": "float32"}
+    monkeypatch.setattr(partials, "on_host", lambda tensor: False)
+    with pytest.raises(ValueError, match="MSMON_KERNEL is 'operators', which cannot be used here; allowed: float32"):
+        partial(normals(3))
 
 
 def test_buffer():

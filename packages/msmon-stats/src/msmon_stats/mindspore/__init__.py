@@ -2,7 +2,17 @@
 
 from msmon_stats.mindspore.buffer import PartialBuffer, Transfer
 from msmon_stats.mindspore.math import MATH
-from msmon_stats.mindspore.partials import merge, partial, partial_many, to_host
+from msmon_stats.mindspore.partials import chosen_kernels, merge, partial, partial_many, to_host
 from msmon_stats.mindspore.values import unsupported_reason
 
-__all__ = ["MATH", "PartialBuffer", "Transfer", "merge", "partial", "partial_many", "to_host", "unsupported_reason"]
+__all__ = [
+    "MATH",
+    "PartialBuffer",
+    "Transfer",
+    "chosen_kernels",
+    "merge",
+    "partial",
+    "partial_many",
+    "to_host",
+    "unsupported_reason",
+]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from mindspore import mint, ops
 
-from msmon_stats.fields import MIN, SUMSQ, WIDTH
+from msmon_stats.fields import WIDTH
 from msmon_stats.mindspore import host
-from msmon_stats.mindspore.partials import device_rows
+from msmon_stats.mindspore.float32_rows import Float32Copy, Float32Rows
+from msmon_stats.mindspore.partials import chosen_kernel
 from msmon_stats.mindspore.values import on_host, unsupported_reason
 from msmon_stats.rows import Matrix, unscale
 
@@ -19,44 +19,47 @@ from msmon_stats.rows import Matrix, unscale
 class Transfer:
     """The rows of one step on their way to the host."""
 
-    def __init__(self, groups: list[tuple[range, Any]]) -> None:
+    def __init__(self, count: int, groups: Sequence[tuple[range, Matrix]], copy: Float32Copy | None) -> None:
+        self._count = count
         self._groups = groups
+        self._copy = copy
 
     def matrix(self) -> Matrix:
         """Wait for the copy: float64 `[n, 8]` on the host; the row index is the handle."""
-        result = np.zeros((sum(len(handles) for handles, _ in self._groups), WIDTH))
-        device = [(handles, rows) for handles, rows in self._groups if not isinstance(rows, np.ndarray)]
-        if device:
-            copied = ops.concat([rows for _, rows in device]).asnumpy()
-            start = 0
-            for handles, _ in device:
-                result[handles] = copied[start : start + len(handles)]
-                start += len(handles)
+        result = np.zeros((self._count, WIDTH))
+        if self._copy is not None:
+            self._copy.write(result)
         for handles, rows in self._groups:
-            if isinstance(rows, np.ndarray):
-                result[handles] = rows
+            result[handles] = rows
         return result
 
 
 class PartialBuffer:
     """Collects the partials of a step. See `msmon_stats.torch.PartialBuffer`."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._groups: list[tuple[range, Any]] = []
+    def __init__(self, *, kernel: str | None = None) -> None:
+        """`kernel` forces an implementation, see `msmon_stats.partial`, where the tensors lie that it can read."""
+        self._kernels = {is_host: chosen_kernel(kernel, is_host) for is_host in (True, False)}
+        self._lock = threading.RLock()
+        self._groups: list[tuple[range, Matrix]] = []
         self._count = 0
+        self._rows = Float32Rows()
 
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
         """Compute partials; a handle for each tensor, -1 for an unsupported one."""
         handles = [-1] * len(tensors)
-        places: dict[bool, list[int]] = {}
+        by_kernel: dict[str, list[int]] = {}
         for i, tensor in enumerate(tensors):
             if unsupported_reason(tensor) is None:
-                places.setdefault(on_host(tensor), []).append(i)
-        for is_host, members in places.items():
+                by_kernel.setdefault(self._kernels[on_host(tensor)], []).append(i)
+        for kernel, members in by_kernel.items():
             group = [tensors[i] for i in members]
-            rows = self._rows_on_host(group, eps, scale) if is_host else self._rows_on_device(group, eps, scale)
-            for i, handle in zip(members, self._append(rows, len(members)), strict=True):
+            if kernel == "float32":
+                given = self._reserve(len(group))
+                self._rows.measure(group, host.number(eps), scale, given.start)
+            else:
+                given = self._append(self._rows_on_host(group, eps, scale, kernel))
+            for i, handle in zip(members, given, strict=True):
                 handles[i] = handle
         return handles
 
@@ -64,14 +67,13 @@ class PartialBuffer:
         """Let numbers ride in the same transfer; see `msmon_stats.torch.PartialBuffer.put`."""
         flat = values.reshape(-1)
         count = max(-(-flat.shape[0] // WIDTH), 1)
-        free = count * WIDTH - flat.shape[0]
         if on_host(values):
             rows = np.zeros(count * WIDTH)
             rows[: flat.shape[0]] = flat.asnumpy()
-            return self._append(rows.reshape(count, WIDTH), count)[0]
-        if free:
-            flat = ops.concat((flat, mint.zeros((free,), dtype=flat.dtype)))
-        return self._append(flat.reshape(count, WIDTH), count)[0]
+            return self._append(rows.reshape(count, WIDTH))[0]
+        first = self._reserve(count)[0]
+        self._rows.put(flat, first)
+        return first
 
     def is_capturing(self) -> bool:
         """Never: graphs of MindSpore run no Python."""
@@ -79,38 +81,43 @@ class PartialBuffer:
 
     def discard(self) -> None:
         """Forget the rows so far and start again at handle 0."""
-        self.transfer()
+        with self._lock:
+            self._groups, self._count = [], 0
+            self._rows.reset()
 
     def transfer(self) -> Transfer:
         """Hand over the rows of this step and start again at handle 0."""
         with self._lock:
-            groups, self._groups, self._count = self._groups, [], 0
-        return Transfer(groups)
+            transfer = self.peek()
+            self.discard()
+        return transfer
 
     def peek(self) -> Transfer:
         """The rows so far; the step goes on."""
         with self._lock:
-            return Transfer(list(self._groups))
+            copy = self._rows.begin() if self._rows.is_used else None
+            return Transfer(self._count, list(self._groups), copy)
 
     @staticmethod
-    def _rows_on_host(group: list[Any], eps: Any, scale: Any) -> Matrix:
+    def _rows_on_host(group: list[Any], eps: Any, scale: Any, kernel: str) -> Matrix:
         rows = np.empty((len(group), WIDTH))
         factor = 1.0 if scale is None else host.number(scale)
-        host.rows(group, host.number(eps) * factor, rows)
+        host.rows(group, host.number(eps) * factor, rows, kernel)
         if scale is not None:
             unscale(rows, factor)
         return rows
 
-    @staticmethod
-    def _rows_on_device(group: list[Any], eps: Any, scale: Any) -> Any:
-        if scale is None:
-            return device_rows(group, eps)
-        rows = device_rows(group, eps * scale)
-        return ops.concat((rows[:, :MIN], rows[:, MIN:SUMSQ] / scale, rows[:, SUMSQ:] / scale / scale), 1)
-
-    def _append(self, rows: Any, count: int) -> range:
+    def _append(self, rows: Matrix) -> range:
         with self._lock:
-            handles = range(self._count, self._count + count)
+            handles = self._take(len(rows))
             self._groups.append((handles, rows))
-            self._count = handles.stop
+        return handles
+
+    def _reserve(self, count: int) -> range:
+        with self._lock:
+            return self._take(count)
+
+    def _take(self, count: int) -> range:
+        handles = range(self._count, self._count + count)
+        self._count = handles.stop
         return handles

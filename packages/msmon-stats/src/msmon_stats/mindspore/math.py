@@ -9,6 +9,8 @@ import mindspore
 from mindspore import Tensor, mint, ops
 
 from msmon_stats.features.math import Math
+from msmon_stats.float32 import limit
+from msmon_stats.mindspore.values import on_host
 
 
 def _plain(tensor: Any) -> Any:
@@ -27,8 +29,26 @@ def _sum(tensor: Any, axis: int | None = None) -> Any:
     return mint.sum(tensor) if axis is None else mint.sum(tensor, axis)
 
 
+def _widest(tensor: Any) -> Any:
+    # On an accelerator float64 is slow or does not exist, and none of its operators is used.
+    return mindspore.float64 if on_host(tensor) else mindspore.float32
+
+
+def _single(tensor: Any) -> Any:
+    return tensor if tensor.dtype == mindspore.float64 and on_host(tensor) else tensor.astype(mindspore.float32)
+
+
 def _wide(tensor: Any) -> Any:
-    return tensor.astype(mindspore.float64)
+    return tensor.astype(_widest(tensor))
+
+
+def _whole_dtype(tensor: Any) -> Any:
+    return mindspore.float64 if on_host(tensor) else mindspore.int32
+
+
+def _constant(numbers: tuple[float, ...], like: Any) -> Any:
+    exact = on_host(like)
+    return Tensor(numbers if exact else [limit(one) for one in numbers], _widest(like))
 
 
 def _norm(tensor: Any) -> Any:
@@ -37,15 +57,16 @@ def _norm(tensor: Any) -> Any:
 
 
 def _bincount(index: Any, slots: int) -> Any:
-    return ops.stack([mint.sum(mint.eq(index, slot).astype(mindspore.float64)) for slot in range(slots)])
+    dtype = _whole_dtype(index)
+    return ops.stack([mint.sum(mint.eq(index, slot).astype(dtype)) for slot in range(slots)])
 
 
 MATH = Math(
     quiet=lambda _: contextlib.nullcontext(),
     plain=_plain,
-    single=lambda tensor: tensor if tensor.dtype == mindspore.float64 else tensor.astype(mindspore.float32),
+    single=_single,
     wide=_wide,
-    whole=_wide,
+    whole=lambda tensor: tensor.astype(_whole_dtype(tensor)),
     like=lambda tensor, other: tensor.astype(other.dtype),
     exp=mint.exp,
     expm1=mint.expm1,
@@ -60,7 +81,7 @@ MATH = Math(
     largest=mint.amax,
     largest_size=lambda tensor: mint.max(mint.abs(tensor)),
     stack=ops.stack,
-    constant=lambda numbers, _: Tensor(numbers, mindspore.float64),
+    constant=_constant,
     arange=lambda stop, _: ops.arange(0, stop),
     searchsorted=lambda edges, tensor: mint.searchsorted(edges, tensor, right=True),
     bincount=_bincount,

@@ -7,6 +7,7 @@ from typing import Any
 
 import mindspore
 import numpy as np
+from mindspore import ops
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -38,14 +39,31 @@ def unsupported_reason(tensor: Any) -> str | None:
     return None
 
 
+def device_target() -> str:
+    """The kind of device that MindSpore computes on: `CPU`, `Ascend`, `GPU`."""
+    return str(mindspore.get_context("device_target"))
+
+
 def on_host(tensor: Any) -> bool:
     """Whether the values lie in the memory of the host."""
+    # A tensor that is asked itself waits until it is computed; where there is no other device none is asked.
+    if device_target() == "CPU":
+        return True
     if is_sparse(tensor):
         tensor = tensor.values
-    device = getattr(tensor, "device", None)
-    if device is None:
-        return bool(mindspore.get_context("device_target") == "CPU")
-    return str(device).startswith("CPU")
+    return str(getattr(tensor, "device", "")).startswith("CPU")
+
+
+def stored_on_device(tensor: Any) -> tuple[Any, int]:
+    """The stored values of a tensor without their history, of one dimension, and the number of zeros beside them that
+    are not stored."""
+    values = tensor.values if is_sparse(tensor) else tensor
+    if isinstance(tensor, mindspore.COOTensor):
+        # Entries of one position may occur several times; their sum is the value.
+        indices = tensor.indices.astype(mindspore.int64)
+        values = mindspore.COOTensor(indices, values, tensor.shape).coalesce().values
+    implicit = math.prod(tensor.shape) - values.size
+    return ops.stop_gradient(values).reshape(-1), implicit
 
 
 def stored(tensor: Any) -> tuple[np.ndarray[Any, Any], int]:

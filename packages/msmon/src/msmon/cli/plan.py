@@ -1,6 +1,7 @@
 """What a configuration would monitor, as a table in the terminal."""
 
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 
 from rich.table import Table
@@ -92,13 +93,13 @@ def _conditions(config: Config) -> Iterator[tuple[str, str]]:
     if config.append_output:
         yield "continues", "runs begun between " + " and ".join(config.append_output)
     yield "alerts", _alerts(config)
-    if find_spec("torch") is not None:
-        yield "kernels", _kernels()
+    framework = next((name for name in ("torch", "mindspore") if find_spec(name) is not None), None)
+    if framework is not None:
+        yield "kernels", _kernels(framework)
 
 
-def _kernels() -> str:
-    from msmon_stats.torch import chosen_kernels
-
+def _kernels(framework: str) -> str:
+    chosen_kernels = import_module(f"msmon_stats.{framework}").chosen_kernels
     return ", ".join(f"{kernel} on {kind}" for kind, kernel in chosen_kernels().items())
 
 
