@@ -82,17 +82,17 @@ def see_graphs(
 
 def _backend(compiler: Any) -> tuple[str, dict[str, Any]]:
     """The name of a backend, and the options that it was given."""
-    seen = 0
-    while seen < 10:
-        inner = next((found for name in _WRAPPED if (found := getattr(compiler, name, None)) is not None), None)
-        if inner is None:
-            break
-        compiler, seen = inner, seen + 1
+    for _ in range(_DEEPEST):
+        # Under DDP a method of what parts graphs by buckets stands for the backend.
+        owners = (compiler, getattr(compiler, "__self__", None))
+        inner = (getattr(owner, name, None) for owner in owners for name in _WRAPPED)
+        compiler = next((found for found in inner if found is not None), compiler)
     name = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", type(compiler).__name__)
     return str(name), dict(getattr(compiler, "config", None) or {})
 
 
 _WRAPPED = ("_torchdynamo_orig_backend", "_compiler_fn", "backend_compile_fn")
+_DEEPEST = 6
 
 
 def has_compiled() -> bool:
