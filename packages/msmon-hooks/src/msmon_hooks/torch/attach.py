@@ -44,7 +44,7 @@ HOOKS = FrameworkHooks(
     adam_settings=lambda optimizer: AdamGroups(optimizer).settings,
     agreement=agreement,
     model_changes=ModelChanges,
-    inside_compiled=inside_compiled,
+    inside_compiled=lambda *args: inside_compiled(*args, attach),
     prepare=prepare,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -42,6 +42,7 @@ class InsideCompiled:
         call_hooks: hooks on calls of modules where they can be seen.
         activations: reads those modules.
         lasting: owns the marks. They stay on while nothing is read: what is compiled meanwhile would be used later.
+        attach: `msmon_hooks.torch.attach`, for a trial.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class InsideCompiled:
         call_hooks: CallHooks,
         activations: ModuleHooks,
         lasting: Registrations,
+        attach: Callable[..., Any],
     ) -> None:
+        self._attach = attach
         self.guard = recording.guards("activations inside of compiled graphs")
         self.recompute = recording.request.inside_compiled == "all"
         self._recording = recording
@@ -84,7 +87,7 @@ class InsideCompiled:
             return
         first = not len(self._registrations)
         if first:
-            self._refused = objection()
+            self._refused = objection(self._attach)
             if self._refused:
                 self.note(f"inside_compiled is off: {self._refused}")
                 return

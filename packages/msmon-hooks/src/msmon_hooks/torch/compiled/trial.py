@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +18,17 @@ from msmon_hooks.torch.compiled.interfaces import PROVED
 _verdict: list[str] = []
 
 
-def objection() -> str:
-    """Why it is not done with this version of torch; empty where nothing speaks against it. Tried once a process."""
+def objection(attach: Callable[..., Any]) -> str:
+    """Why it is not done with this version of torch; empty where nothing speaks against it. Tried once a process.
+
+    `attach`: `msmon_hooks.torch.attach`.
+    """
     version = torch.__version__.split("+")[0]
     if not _verdict:
         # Not asked again from inside of the trial.
         _verdict.append("")
         if not version.startswith(tuple(f"{one}." for one in PROVED)):
-            found = _try()
+            found = _try(attach)
             _verdict[0] = found and f"torch {version} was not tried, and a small model says: {found}"
     return _verdict[0]
 
@@ -52,9 +55,7 @@ class _Rows:
         pass
 
 
-def _try() -> str:
-    from msmon_hooks.torch.attach import attach
-
+def _try(attach: Callable[..., Any]) -> str:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8))
