@@ -254,8 +254,8 @@ class _Compiler:
         self._users.append(user)
         if len(self._users) > 1:
             return
-        interfaces.skip_as_frame(MarkInputs.__call__, MarkOutputs.__call__, *hook_functions())
         for undo in (
+            interfaces.skip_as_frame(MarkInputs.__call__, MarkOutputs.__call__, *hook_functions()),
             interfaces.see_graphs(self._traced, self._failed),
             interfaces.strip_joint_graphs(self._strip, self._identity),
             interfaces.see_values((MARK, NOTE)),

@@ -38,15 +38,23 @@ class NotHere(RuntimeError):
 # Dynamo
 
 
-def skip_as_frame(*functions: Callable[..., Any]) -> None:
+def skip_as_frame(*functions: Callable[..., Any]) -> Callable[[], None]:
     """Let the tracer go through these functions, but not begin with them: called outside of a graph they run as they
-    are, with all that they call, and are no graphs of their own."""
+    are, with all that they call, and are no graphs of their own.
+
+    Returns:
+        What ends that.
+    """
     from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
     from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
     from torch._C._dynamo.eval_frame import set_code_exec_strategy
 
-    for function in functions:
-        set_code_exec_strategy(function.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+    def act(action: Any) -> None:
+        for function in functions:
+            set_code_exec_strategy(function.__code__, FrameExecStrategy(action, action))
+
+    act(FrameAction.SKIP)
+    return lambda: act(FrameAction.DEFAULT)
 
 
 def see_graphs(
