@@ -102,6 +102,7 @@ def trained(*, watch: bool) -> tuple[list[float], Monitored | None]:
             activation_gradients=True,
             on_structure=lambda document: None,
             on_stacks=lambda stacks: None,
+            inside_compiled="stored",
             l2_features={
                 kind: Feature(modules=modules, compute=lambda *tensors: torch.ones(2))
                 for kind, modules in features.items()
