@@ -72,7 +72,7 @@ DYNAMIC_POINTS = {
     "begin": "msmon.config.dynamic_switch:DynamicSwitch.begin",
     "after_step": "msmon.config.dynamic_switch:DynamicSwitch.after_step",
     "file": "msmon.config.dynamic_file:ConfigWatch.changed",
-    "parse": "msmon.config.dynamic_switch:parse_config",
+    "parse": "msmon.config.dynamic_switch:DynamicSwitch._read",
     "switch_off": "msmon.config.dynamic_switch:switch_off",
     "switch.close": "msmon.config.dynamic_switch:DynamicSwitch.close",
     "session": "msmon.monitor:Session",
