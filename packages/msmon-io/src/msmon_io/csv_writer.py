@@ -76,11 +76,7 @@ class CsvWriter:
 
     def write(self, table: Table) -> None:
         """Take the rows of one data type at one step."""
-        if self._step != table.step:
-            self.flush()
-            if self._step is not None and not self._same_record(self._step, table.step):
-                self._headers = {}
-            self._step = table.step
+        self._enter(table.step)
         if not len(table):
             return
         try:
@@ -90,6 +86,14 @@ class CsvWriter:
             self.losses.add(len(table), error, f"{table.data_type} of step {table.step}")
         else:
             self._pending.setdefault(name, []).append(rows)
+
+    def _enter(self, step: int) -> None:
+        """Rows of this step follow: those of another one go to the disk."""
+        if self._step != step:
+            self.flush()
+            if self._step is not None and not self._same_record(self._step, step):
+                self._headers = {}
+            self._step = step
 
     def flush(self) -> None:
         """Bring the rows of the step to the disk."""

@@ -59,11 +59,7 @@ class SecondFormWriter(CsvWriter):
 
     def write(self, table: Table) -> None:
         """Take the rows of one data type at one step."""
-        if self._step != table.step:
-            self.flush()
-            if self._step is not None and not self._same_record(self._step, table.step):
-                self._headers = {}
-            self._step = table.step
+        self._enter(table.step)
         place = PLACES.get(table.data_type)
         if place is None or place.monitor not in self._ops or not len(table):
             return
