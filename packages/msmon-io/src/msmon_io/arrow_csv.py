@@ -128,15 +128,16 @@ def _of_data_type(table: pa.Table, data_type: str) -> pa.Table:
     columns["name"] = pa.chunked_array([firsts.take(names.indices)])
     if place.numbers_micro_steps and "micro_step" not in columns:
         # Rows of micro-steps have no number; they follow each other.
-        keys = [columns["step"].to_numpy(), names.indices.to_numpy(), stages.to_numpy()]
-        columns["micro_step"] = pa.chunked_array([pa.array(_occurrence(*keys), pa.int32())])
+        numbers = _occurrence(columns["step"].to_numpy(), names.indices.to_numpy(), stages.to_numpy())
+        columns["micro_step"] = pa.chunked_array([pa.array(numbers, pa.int32())])
     return pa.table(columns)
 
 
-def _occurrence(*keys: NDArray[Any]) -> NDArray[np.int32]:
-    """For each row, how many before it have the same keys."""
+def _occurrence(steps: NDArray[np.int64], *keys: NDArray[Any]) -> NDArray[np.int32]:
+    """For each row, how many before it have the same keys since its step began (a resumed run begins one again)."""
     import numpy as np
 
+    keys = (np.cumsum(np.diff(steps, prepend=steps[:1]) != 0), *keys)
     order = np.lexsort(keys)
     rows = len(order)
     differs = np.ones(rows, bool)
