@@ -8,7 +8,7 @@ from .unfrozen import ADDED, UNFROZEN_AT
 from .workload import STEPS
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "deepspeed"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "zero0"])
 def test_unfrozen(ranks, tmp_path, engine):
     answers = ranks.run("unfrozen", "trained", engine=engine, output=str(tmp_path))
     found = merged_rows(tmp_path)
@@ -30,3 +30,15 @@ def test_unfrozen(ranks, tmp_path, engine):
         document = coverage(tmp_path, rank)
         assert document["missing"] == []
         assert document["switched_off"] == []
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_zero_does_not_train(ranks, tmp_path, stage):
+    """ZeRO updates what was trained at `deepspeed.initialize`: other gradients are computed and consumed by nobody."""
+    answers = ranks.run("unfrozen", "trained", engine=f"zero{stage}", output=str(tmp_path))
+    for rank, answer in enumerate(answers):
+        assert answer["monitored"] == answer["alone"]
+        missing = coverage(tmp_path, rank)["missing"]
+        assert {entry["name"] for entry in missing} == {*ADDED}
+        assert {entry["reason"] for entry in missing} == {"not in the optimizer that was given"}
+        assert not {key[2] for key in rank_rows(tmp_path, rank)} & {*ADDED}

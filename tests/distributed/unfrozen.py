@@ -37,8 +37,8 @@ def model_with_frozen_layer() -> Any:
 
 def build(engine: str) -> Thawing:
     """Make the training by an engine."""
-    if engine == "deepspeed":
-        return _deepspeed()
+    if engine.startswith("zero"):
+        return _zero(int(engine.removeprefix("zero")))
     rank, model = torch.distributed.get_rank(), model_with_frozen_layer()
     called: list[Any] = []
     if engine == "fsdp1":
@@ -75,15 +75,17 @@ def build(engine: str) -> Thawing:
     return Thawing(trained=Trained(model=called[0], optimizer=optimizer, step=step), unfreeze=unfreeze)
 
 
-def _deepspeed() -> Thawing:
+def _zero(stage: int) -> Thawing:
     from . import deepspeed_zero
 
-    trained = deepspeed_zero.build(stage=0, frozen=" ".join(ADDED), one_group=True, gradient_clipping=1e6)
+    trained = deepspeed_zero.build(stage=stage, frozen=" ".join(ADDED), one_group=True, gradient_clipping=1e6)
 
     def unfreeze() -> None:
         layer = trained.model.module.fc1
         layer.requires_grad_(True)
-        trained.optimizer.optimizer.add_param_group({"params": list(layer.parameters())})
+        # From stage 1 on, the optimizer's partitions are what was trained at `deepspeed.initialize`.
+        if stage == 0:
+            trained.optimizer.optimizer.add_param_group({"params": list(layer.parameters())})
 
     return Thawing(trained=trained, unfreeze=unfreeze)
 

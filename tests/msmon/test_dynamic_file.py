@@ -240,7 +240,11 @@ def test_switch_off_of_what_is_off_writes_nothing(path, text):
     before = path.stat()
     assert not switch_off(path, digest_of(text.encode()))
     after = path.stat()
-    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (before.st_ino, before.st_mtime_ns, before.st_ctime_ns)
+    assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_ctime_ns,
+    )
 
 
 def test_switch_off_goes_through_a_symbolic_link(path, tmp_path):
