@@ -34,6 +34,7 @@ class Regression(LightningModule):
 
 def main() -> None:
     """Four steps of two batches each."""
+    torch.manual_seed(0)
     data = DataLoader(TensorDataset(torch.randn(256, 16)), batch_size=8)
     trainer = Trainer(
         accelerator="cpu",

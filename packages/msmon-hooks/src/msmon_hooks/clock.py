@@ -44,7 +44,7 @@ class Clock:
 
     Args:
         start_iteration: number of the first step.
-        grad_acc_steps: micro-steps per step.
+        grad_acc_steps: micro-steps per step; None: not known.
         schedule: which steps are sampled; default: all.
 
     Example:
@@ -61,7 +61,9 @@ class Clock:
         (1, 0)
     """
 
-    def __init__(self, *, start_iteration: int = 0, grad_acc_steps: int = 1, schedule: Schedule | None = None) -> None:
+    def __init__(
+        self, *, start_iteration: int = 0, grad_acc_steps: int | None = 1, schedule: Schedule | None = None
+    ) -> None:
         self.step = start_iteration
         """Number of the step in flight."""
         self.grad_acc_steps = grad_acc_steps
@@ -69,7 +71,7 @@ class Clock:
         """How many steps were sampled since the schedule came into force."""
         self.next_call_id: Callable[[], int] = count().__next__
         """Returns a number that counts up within the step, from 0. Threads may call it at once."""
-        self.longest = max(_MICRO_STEPS, _ACCUMULATIONS * grad_acc_steps)
+        self.longest = max(_MICRO_STEPS, _ACCUMULATIONS * (grad_acc_steps or 1))
         """More micro-steps than these are not recorded in one step: it does not seem to end. Steps that were longer and
         have ended raise it."""
         self._forwards: dict[int, int] = {}
@@ -124,8 +126,9 @@ class Clock:
         return self.is_last(self.backward_micro_step)
 
     def is_last(self, micro_step: int) -> bool:
-        """Whether the gradients of that micro-step's backward complete the accumulation."""
-        return micro_step - self._first == self.grad_acc_steps - 1
+        """Whether the gradients of that micro-step's backward complete the accumulation; where `grad_acc_steps` is not
+        known, each may."""
+        return self.grad_acc_steps is None or micro_step - self._first == self.grad_acc_steps - 1
 
     @property
     def exhausted(self) -> bool:

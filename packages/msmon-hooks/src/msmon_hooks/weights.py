@@ -114,6 +114,7 @@ class WeightHooks:
             return
         if complete and not self.each_micro_step:
             self._note_completion(micro_step)
+        # A later one of the step replaces it.
         if self.each_micro_step or complete or recording.clock.is_last(micro_step):
             for weight, _ in entries:
                 self._accumulated.add(weight.index)

@@ -1,4 +1,4 @@
-"""Forked children, workers of a data loader for instance: what they do is not the training."""
+"""The monitors of this process; in forked children, workers of a data loader for instance, they are none."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ def leave_in_children(monitor: Any) -> None:
     _alive.add(monitor)
 
 
+def alive_monitors() -> list[Any]:
+    """Those that were made in this process and still exist."""
+    return list(_alive)
+
+
 def _leave() -> None:
-    for monitor in list(_alive):
+    for monitor in alive_monitors():
         monitor.leave_child()
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,11 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         process_group: the pipeline-parallel group; only used to order anomalies.
         params_have_main_grad: read `param.main_grad` where it exists, else `param.grad`.
         opt_ty: of old scripts; ignored.
+        config: instead of a file, what would stand in it.
+        output_dir: where files go; default: $MONITOR_OUTPUT_DIR, or ./monitor_output.
 
     Raises:
+        TypeError: neither a file nor `config`, or both.
         msmon.config.ConfigError: the file is missing, unreadable or wrong; the message lists every problem. Not in
             dynamic mode, where the file may come later.
         OSError: the output directory cannot be created.
@@ -70,24 +73,34 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
     def __init__(
         self,
-        config_file_path: str | os.PathLike[str],
+        config_file_path: str | os.PathLike[str] | None = None,
         process_group: Any = None,
         params_have_main_grad: bool = True,
         opt_ty: Any = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        output_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        if (config_file_path is None) == (config is None):
+            raise TypeError("TrainerMon: give config_file_path or config, one of the two")
         if opt_ty is not None:
             warn_deprecated("opt_ty", "leave it out, the optimizer is found by looking at it")
-        self._path = config_file_path
+        self._path: Any = config_file_path
         self._process_group = process_group
         self._dp_group: Any = None
         self._tp_group: Any = None
         self._main_grad = params_have_main_grad
-        self._rank = self._find_rank()
-        self._output_dir = configuration.output_dir()
+        self.rank = self._find_rank()
+        """This process among all."""
+        self._output_dir = Path(output_dir) if output_dir is not None else configuration.output_dir()
         self._dynamic = configuration.dynamic_mode()
+        if self._dynamic and config is not None:
+            raise configuration.ConfigError(
+                "config: dynamic mode (DYNAMIC_MONITOR=True) follows the edits of a file; give config_file_path"
+            )
         self._config = Config()
         if not self._dynamic:
-            self._config = configuration.load_config(config_file_path, self._parse)
+            self._config = self._load(config_file_path, config)
             for warning in self._config.warnings:
                 logger.warning("%s: %s", self._config.source, warning)
             if self._monitored(self._config):
@@ -109,6 +122,11 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         self._asking_gradients, self._asking_activations = Guarded("current gradients"), Guarded("current activations")
         leave_in_children(self)
 
+    def _load(self, path: str | os.PathLike[str] | None, config: Mapping[str, Any] | None) -> Config:
+        if path is None:
+            return self._parse(config, "config")
+        return configuration.load_config(path, self._parse)
+
     # What a framework adds
 
     @abstractmethod
@@ -128,7 +146,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
     def _group_ranks(self, group: Any) -> Sequence[int]:
         """The ranks of a process group that the script passed, in its order; without one, this rank alone."""
-        return [self._rank] if group is None else self._hooks.group_ranks(group)
+        return [self.rank] if group is None else self._hooks.group_ranks(group)
 
     def _request(self, session: Session) -> Request:
         process_groups = self._hooks.ProcessGroups(
@@ -147,7 +165,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
     def set_monitor(
         self,
         model: Any,
-        grad_acc_steps: int,
+        grad_acc_steps: int | None,
         optimizer: Any,
         dp_group: Any = None,
         tp_group: Any = None,
@@ -157,7 +175,8 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
 
         Args:
             model: a module, or a list of them (the chunks of a virtual pipeline).
-            grad_acc_steps: micro-steps per optimizer step.
+            grad_acc_steps: micro-steps per optimizer step. None: not known; with PyTorch, gradients before the
+                reduction are then read after each of them.
             optimizer: the optimizer that trains the model; wrappers are unwrapped. None, where the training loop calls
                 `step` of this monitor after each update. With PyTorch also a list of several, where a step is over when
                 each has stepped, or one steps again.
@@ -172,7 +191,8 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         """
         models = find_models(model, self._model_kind, self._is_model)
         self._chunks = len(models)
-        check_integer("grad_acc_steps", grad_acc_steps, 1)
+        if grad_acc_steps is not None:
+            check_integer("grad_acc_steps", grad_acc_steps, 1)
         check_integer("start_iteration", start_iteration, 0)
         if not (optimizer is None and self.optional_optimizer):
             check_optimizers(optimizer, self.optimizer_methods, several=self.several_optimizers)
@@ -186,7 +206,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
     def _begin(
         self,
         models: Sequence[Any],
-        grad_acc_steps: int,
+        grad_acc_steps: int | None,
         optimizer: Any,
         dp_group: Any,
         tp_group: Any,
@@ -197,13 +217,14 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         self._alert_history.rules = None
         self._starting, self._switching = Guarded("the model"), Guarded("start and stop")
         self._dp_group, self._tp_group = dp_group, tp_group
-        self._rank = self._find_rank()
+        self.rank = self._find_rank()
+        """This process among all."""
         self._clock = Clock(start_iteration=start_iteration, grad_acc_steps=grad_acc_steps, schedule=_NEVER)
         if self._dynamic:
             args = (models, optimizer, self._clock, None, NoObserver(), Coverage())
             self._attachment = self._starting.run(self._attach, *args)
             size = self._find_world_size()
-            self._switch = DynamicSwitch(self._path, rank=self._rank, world_size=size, parse=self._parse)
+            self._switch = DynamicSwitch(self._path, rank=self.rank, world_size=size, parse=self._parse)
             self._switching.run(self._switch.begin, start_iteration)
         elif self._monitored(self._config):
             self._clock.reschedule(_schedule_of(self._config, self._config.start_step))
@@ -219,6 +240,11 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         request = self._request(session)
         self._attachment = self._attach(models, optimizer, self._clock, request, session.collector, session.coverage)
         session.begin(self._attachment)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether hooks are on a model: from `set_monitor` to `close`."""
+        return self._attachment is not None
 
     @property
     def ops(self) -> list[str]:
@@ -259,7 +285,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         if session is None or not session.config.wg_distribution:
             return {}, {}
         hooks = self._attachment.weight_hooks if self._attachment is not None and self._clock.in_step else None
-        args = (hooks, session.collector, session.config, self._rank)
+        args = (hooks, session.collector, session.config, self.rank)
         current = self._asking_gradients.run(current_gradients, *args) if hooks is not None else None
         return current or (self._metrics("grad_reduced"), self._metrics("grad_unreduced"))
 
@@ -268,7 +294,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         is not sampled, those of the last that was. Waits for the device."""
         session = self._session
         if session is not None and self._clock.in_step and self._clock.sampled:
-            current = self._asking_activations.run(activations_so_far, session.collector, session.config, self._rank)
+            current = self._asking_activations.run(activations_so_far, session.collector, session.config, self.rank)
             if current is not None:
                 return current
         return self._metrics("actv"), self._metrics("actv_grad")
@@ -316,24 +342,24 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             Guarded("hooks").run(attachment.close, flush=False)
 
     def _monitored(self, config: Config) -> bool:
-        return bool(config.monitors) and (not config.module_ranks or self._rank in config.module_ranks)
+        return bool(config.monitors) and (not config.module_ranks or self.rank in config.module_ranks)
 
     def _directory(self, config: Config) -> Path:
         return Path(config.second_form.output_dir) if config.second_form else self._output_dir
 
     def _new_run_dir(self, config: Config) -> Path | None:
-        return make_run_dir(config, self._directory(config), self._rank) if self._monitored(config) else None
+        return make_run_dir(config, self._directory(config), self.rank) if self._monitored(config) else None
 
     def _new_session(self, config: Config, run_dir: Path | None) -> Session:
         process = TrainingProcess(
             framework=self.framework,
-            rank=self._rank,
+            rank=self.rank,
             world_size=self._find_world_size(),
             output_dir=self._directory(config),
             pipeline=self._group_ranks(self._process_group),
             data=self._group_ranks(self._dp_group),
             tensor=self._group_ranks(self._tp_group),
-            micro_steps=self._clock.grad_acc_steps,
+            micro_steps=self._clock.grad_acc_steps or 1,
             chunks=self._chunks,
         )
         return Session(config, process, run_dir, self._make_buffer(), owner=self, history=self._alert_history)

@@ -44,7 +44,7 @@ def _find_source(models: Sequence[Any], optimizer: Any, recording: Recording) ->
         main_grad=request.main_grad,
         process_groups=request.process_groups,
         coverage=recording.coverage,
-        micro_steps=recording.clock.grad_acc_steps,
+        micro_steps=recording.clock.grad_acc_steps or 1,
         sums=request.each_micro_step,
     )
 

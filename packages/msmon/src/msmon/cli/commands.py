@@ -52,6 +52,7 @@ class Command:
 
 _ALL = (
     Command(name="demo", summary="train a small model with a fault, and see it found"),
+    Command(name="run", summary="run a training command under the monitor, without a line of its script"),
     Command(name="check", summary="validate a configuration, print what it would monitor"),
     Command(name="convert-config", summary="a configuration of one form as one of the other"),
     Command(name="anomalies", summary="the first anomalies of all ranks, earliest first", own_parser=True),

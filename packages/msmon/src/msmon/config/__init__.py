@@ -8,9 +8,11 @@ from msmon.config.problems import ConfigError
 from msmon.config.second_form import FRAMEWORKS, SecondForm
 from msmon.config.second_form_loading import is_second_form, load_either, parse_second_form
 from msmon.config.selector import Selector, Target
+from msmon.config.watch import WATCH, watch_fields
 
 __all__ = [
     "FRAMEWORKS",
+    "WATCH",
     "AlertConfig",
     "CcConfig",
     "Config",
@@ -29,4 +31,5 @@ __all__ = [
     "output_dir",
     "parse_config",
     "parse_second_form",
+    "watch_fields",
 ]

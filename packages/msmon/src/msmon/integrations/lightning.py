@@ -32,9 +32,9 @@ class MsmonCallback(Watching, _Callback):  # type: ignore[misc]
     whether the training step calls the module as a whole or only its layers.
 
     Args:
-        config_file_path: the configuration file.
+        config_file_path: the configuration file; or `config`, what would stand in it, or `watch`, such as "wg,xy".
         optimizer: position of the optimizer whose steps are followed, where `configure_optimizers` returns several.
-        groups: `process_group` (the pipeline-parallel group), `dp_group` and `tp_group`, as in
+        options: also `process_group` (the pipeline-parallel group), `dp_group` and `tp_group`, as in
             `msmon.pytorch.TrainerMon.set_monitor`.
 
     Raises:
@@ -45,8 +45,10 @@ class MsmonCallback(Watching, _Callback):  # type: ignore[misc]
         trainer.fit(module, data)
     """
 
-    def __init__(self, config_file_path: str | os.PathLike[str], *, optimizer: int = 0, **groups: Any) -> None:
-        super().__init__(config_file_path, **groups)
+    def __init__(
+        self, config_file_path: str | os.PathLike[str] | None = None, *, optimizer: int = 0, **options: Any
+    ) -> None:
+        super().__init__(config_file_path, **options)
         self._optimizer = optimizer
         self._in_batch = False
 

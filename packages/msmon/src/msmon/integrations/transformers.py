@@ -24,7 +24,7 @@ class MsmonCallback(Watching, TrainerCallback):  # type: ignore[misc]
     themselves.
 
     Args:
-        config_file_path: the configuration file.
+        config_file_path: the configuration file; or `config`, what would stand in it, or `watch`, such as "wg,xy".
         groups: `process_group` (the pipeline-parallel group), `dp_group` and `tp_group`, as in
             `msmon.pytorch.TrainerMon.set_monitor`.
 
