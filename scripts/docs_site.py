@@ -20,7 +20,7 @@ LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 
 def site_pages() -> dict[str, str]:
     """Path in the repository to path in the site."""
-    pages = {"README.md": "index.md", "README.zh.md": "zh.md", "CONTRIBUTING.md": "contributing.md"}
+    pages = {"README.md": "index.md", "README.zh.md": "zh/index.md", "CONTRIBUTING.md": "contributing.md"}
     for readme in sorted(ROOT.glob("packages/*/README.md")):
         name = readme.parent.name
         pages[f"packages/{name}/README.md"] = f"packages/{name}.md"
@@ -72,3 +72,8 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Let links lead to pages of the site."""
     return rewrite_links(markdown, SOURCES[page.file.src_uri])
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Say of pages in Chinese that they are, for the browser's choice of fonts and for screen readers."""
+    return output.replace('<html lang="en"', '<html lang="zh"', 1) if page.file.src_uri.startswith("zh/") else output

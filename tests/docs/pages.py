@@ -26,6 +26,8 @@ PAGES = sorted(
     for pattern in ("*.md", "docs/**/*.md", "packages/*/README.md")
     for path in ROOT.glob(pattern)
 )
+CHINESE = {page for page in PAGES if page.startswith("docs/zh/") or page == "README.zh.md"}
+"""Pages whose twin in English has the same blocks; test_translation.py compares them."""
 _COMMENT = re.compile(r"<!-- (file|lines of|json|not run|given): (.+?) -->")
 
 
@@ -68,3 +70,14 @@ def blocks(page: str) -> list[Block]:
 def givens(page: str) -> list[str]:
     """What the page takes for granted."""
     return [name.strip() for key, names in _COMMENT.findall(read(page)) if key == "given" for name in names.split(",")]
+
+
+def twin(page: str) -> str:
+    """Where the page is in Chinese."""
+    return "README.zh.md" if page == "README.md" else page.replace("docs/", "docs/zh/", 1)
+
+
+def anchor(title: str) -> str:
+    """What a link to the heading names: `{#anchor}` behind it, or its words."""
+    explicit = re.search(r" \{#([\w-]+)\}$", title)
+    return explicit[1] if explicit else re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")

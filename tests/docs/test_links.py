@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from .pages import PAGES, ROOT, read
+from .pages import PAGES, ROOT, anchor, read
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 EVERY_PAGE = [*PAGES, *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/CHANGELOG.md"))]
@@ -17,8 +17,7 @@ def links(page: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {anchor(title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE)
@@ -26,11 +25,11 @@ def test_links(page: str) -> None:
     for link in links(page):
         if "://" in link:
             continue
-        target, _, anchor = link.partition("#")
+        target, _, place = link.partition("#")
         path = (ROOT / page).parent / target if target else ROOT / page
         assert path.is_file(), f"{page}: {link}"
-        if anchor:
-            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{page}: {link}"
+        if place:
+            assert place in anchors(path.read_text(encoding="utf-8")), f"{page}: {link}"
 
 
 def test_every_page_can_be_reached() -> None:

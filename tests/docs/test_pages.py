@@ -21,10 +21,8 @@ from msmon_io.writers import ENTRY_POINTS
 from . import commands
 from .forks import Forks
 from .givens import CODE
-from .pages import PAGES, ROOT, Block, blocks, givens
+from .pages import CHINESE, PAGES, ROOT, Block, blocks, givens
 
-TRANSLATED = "README.zh.md"
-"""Has the blocks of README.md; test_translation.py compares them."""
 LANGUAGES = {"python", "sh", "console", "json", "toml", "sql", "text"}
 NOT_RUN: dict[str, str] = {"docs/releasing.md": "it publishes"}
 """Page to reason: every block that is not run, so that a new one is noticed."""
@@ -40,7 +38,7 @@ def test_what_is_not_run_says_why() -> None:
     assert found == NOT_RUN
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != TRANSLATED])
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in CHINESE])
 def test_page(page: str, forks: Forks, page_folder: Path, request: pytest.FixtureRequest) -> None:
     given = givens(page)
     code = "".join(CODE[name] for name in given if name in CODE)
