@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -90,7 +91,22 @@ def test_an_unknown_command_lists_the_known_ones(msmon):
     status, _, err = msmon("zzz")
     assert status == 2
     assert err.startswith("msmon: unknown command 'zzz', the commands are ")
-    assert "check, convert-config, anomalies, show" in err
+    assert "demo, run, check, doctor, convert-config, anomalies, show" in err
+
+
+def test_doctor(msmon, tmp_path, monkeypatch):
+    """Nothing that says whose machine it is."""
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    monkeypatch.chdir(tmp_path)
+    status, out, err = msmon("doctor")
+    assert (status, err) == (0, "")
+    found = rows(out)
+    assert f"msmon {__version__}" in found
+    assert f"deepspeed {metadata.version('deepspeed')}" in found
+    assert any(row.startswith("torch ") and "kernels: cpu on cpu" in row for row in found)
+    assert any(row.startswith("DYNAMIC_MONITOR is set") for row in found)
+    assert sys.prefix not in out
+    assert "/" not in out
 
 
 def test_check_prints_what_would_be_monitored(msmon, tmp_path, monkeypatch):

@@ -54,6 +54,7 @@ _ALL = (
     Command(name="demo", summary="train a small model with a fault, and see it found"),
     Command(name="run", summary="run a training command under the monitor, without a line of its script"),
     Command(name="check", summary="validate a configuration, print what it would monitor"),
+    Command(name="doctor", summary="what msmon finds on this machine, and what it will not see"),
     Command(name="convert-config", summary="a configuration of one form as one of the other"),
     Command(name="anomalies", summary="the first anomalies of all ranks, earliest first", own_parser=True),
     Command(name="show", summary="a run's summary in the terminal", reads_runs=True),

@@ -95,10 +95,11 @@ def _conditions(config: Config) -> Iterator[tuple[str, str]]:
     yield "alerts", _alerts(config)
     framework = next((name for name in ("torch", "mindspore") if find_spec(name) is not None), None)
     if framework is not None:
-        yield "kernels", _kernels(framework)
+        yield "kernels", kernels(framework)
 
 
-def _kernels(framework: str) -> str:
+def kernels(framework: str) -> str:
+    """Which kernel reads the tensors of each device."""
     chosen_kernels = import_module(f"msmon_stats.{framework}").chosen_kernels
     return ", ".join(f"{kernel} on {kind}" for kind, kernel in chosen_kernels().items())
 
