@@ -26,18 +26,24 @@ def network() -> nn.Cell:
     return nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 2))
 
 
-def train(name: str, config: dict, *, micro_steps: int = 1, monitored: bool = True, **groups: object) -> list[str]:
-    """Two steps on data of this rank; the files lie in a folder of this name. Returns the losses, bit by bit."""
+def train(
+    name: str, config: dict, *, micro_steps: int = 1, monitored: bool = True, several: bool = False, **groups: object
+) -> list[str]:
+    """Two steps on data of this rank; the files lie in a folder of this name. Returns the losses, bit by bit.
+
+    With `several`, each layer has an optimizer and a reducer of its own.
+    """
     os.environ["MONITOR_OUTPUT_DIR"] = str(FOLDER / name)
     path = FOLDER / f"{name}-{RANK}.json"
     path.write_text(json.dumps({"ops": ["norm", "mean", "nans"], **config}))
     model = network()
-    optimizer = nn.Adam(model.trainable_params(), 1e-2)
-    reducer = nn.DistributedGradReducer(optimizer.parameters, mean=True, degree=2)
+    layers = [model[0], model[2]] if several else [model]
+    optimizers = [nn.Adam(layer.trainable_params(), 1e-2) for layer in layers]
+    reducers = [nn.DistributedGradReducer(one.parameters, mean=True, degree=2) for one in optimizers]
     monitor = TrainerMon(path) if monitored else None
     if monitor is not None:
-        monitor.set_monitor(model, micro_steps, optimizer, **groups)
-    grad = mindspore.value_and_grad(lambda x: model(x).pow(2).mean(), None, optimizer.parameters)
+        monitor.set_monitor(model, micro_steps, optimizers if several else optimizers[0], **groups)
+    grad = mindspore.value_and_grad(lambda x: model(x).pow(2).mean(), None, model.trainable_params())
     data = np.random.RandomState(RANK)
     losses = []
     for _ in range(2):
@@ -46,7 +52,9 @@ def train(name: str, config: dict, *, micro_steps: int = 1, monitored: bool = Tr
             loss, gradients = grad(Tensor(data.randn(5, 4).astype(np.float32)))
             total = gradients if total is None else tuple(a + b for a, b in zip(total, gradients, strict=True))
             losses.append(loss.asnumpy().tobytes().hex())
-        optimizer(reducer(total))
+        coming = iter(total)
+        for optimizer, reducer in zip(optimizers, reducers, strict=True):
+            optimizer(reducer(tuple(next(coming) for _ in optimizer.parameters)))
     if monitor is not None:
         monitor.close()
     return losses
@@ -79,6 +87,7 @@ def main() -> None:
     results["plain"] = train("plain", gradients, monitored=False)
     results["monitored"] = train("monitored", gradients)
     results["accumulated"] = train("accumulated", {"wg_distribution": True}, micro_steps=2)
+    train("several", {"wg_distribution": True}, micro_steps=2, several=True)
     results["micro"] = train("micro", {"wg_distribution": True, "monitor_mbs_grad": True}, micro_steps=2)
     train("grouped", {"wg_distribution": True}, dp_group=WORLD)
     train("one_rank", {"wg_distribution": True, "module_ranks": [1]})

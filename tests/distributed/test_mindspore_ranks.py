@@ -58,7 +58,7 @@ def results(folder: Path) -> list[dict]:
     return [json.loads((folder / f"results-{rank}.json").read_text()) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("name", ["monitored", "accumulated"])
+@pytest.mark.parametrize("name", ["monitored", "accumulated", "several"])
 def test_unreduced_is_the_ranks_own_and_reduced_is_everybodys(folder, name):
     own = [norms(folder, name, rank, "grad_unreduced") for rank in (0, 1)]
     reduced = [norms(folder, name, rank, "grad_reduced") for rank in (0, 1)]

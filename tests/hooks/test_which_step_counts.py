@@ -424,12 +424,16 @@ def test_several_optimizers():
 
 
 def test_one_of_several_steps_again():
+    consumed = []
+
     def make(model):
         optimizers = pair(model)
+        consumed.clear()
 
         def loop():
             for step in range(6):
                 backward(model)
+                consumed.append(norm(model[0].weight.grad))
                 optimizers[0].step()
                 if step % 3 == 2:
                     optimizers[1].step()
@@ -442,6 +446,9 @@ def test_one_of_several_steps_again():
     seen = monitored(make)
     assert len(seen.recorder.events) == 6
     assert column(seen, "param_updated", "2.weight").keys() == set(range(6))
+    # What a backward computes for one that has stepped is consumed when it steps again.
+    for data_type in ("grad_unreduced", "grad_reduced"):
+        assert column(seen, data_type, "0.weight") == pytest.approx(dict(enumerate(consumed)))
 
 
 @pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="before torch 2.3 it needs CUDA")

@@ -161,6 +161,34 @@ def test_moments_are_those_before_the_update(write_config, output_dir):
                     assert found == pytest.approx(norm, rel=1e-6), (name, parameter)
 
 
+def test_several_optimizers(write_config, output_dir):
+    """Each parameter has the moments of its own, in the files as in the optimizer."""
+    model, _ = build("mlp")
+    optimizers = [
+        nn.Adam(model.fc1.trainable_params(), 1e-2),
+        nn.Momentum(model.fc2.trainable_params(), 1e-2, 0.9),
+    ]
+    parameters = [one for optimizer in optimizers for one in optimizer.parameters]
+    grad = mindspore.value_and_grad(lambda batch: model(batch).pow(2).mean(), None, parameters)
+    with TrainerMon(write_config(mv_distribution=True, wg_distribution=True, ops=["norm"])) as monitor:
+        monitor.set_monitor(model, 1, optimizer=optimizers)
+        for batch in batches("mlp")[:3]:
+            before = [optimizers[0].moment1[0], optimizers[0].moment2[0], optimizers[1].moments[0]]
+            before = [float(np.linalg.norm(one.asnumpy())) for one in before]
+            _, gradients = grad(batch)
+            for optimizer, own in zip(optimizers, (gradients[:2], gradients[2:]), strict=True):
+                optimizer(own)
+    directory = run_dir(output_dir)
+    found = [
+        table(directory, "exp_avg", 2)["fc1.weight"],
+        table(directory, "exp_avg_sq", 2)["fc1.weight"],
+        table(directory, "state", 2)["fc2.weight.moments"],
+    ]
+    assert [float(row["norm"]) for row in found] == pytest.approx(before, rel=1e-5)
+    norms = [float(row["norm"]) for row in table(directory, "grad_reduced", 2).values()]
+    assert norms == pytest.approx([float(np.linalg.norm(one.asnumpy())) for one in gradients], rel=1e-5)
+
+
 def test_a_nan_is_found_where_it_began(write_config, output_dir, caplog):
     rules = {"rules": [{"rule_name": "AnomalyNan", "args": {}}], "dump": True}
     config = write_config(wg_distribution=True, xy_distribution=True, ops=["norm", "min", "max", "nans"], alert=rules)
@@ -361,6 +389,10 @@ def test_arguments_are_checked_and_nothing_is_kept_alive(write_config, output_di
         monitor.set_monitor(model, optimizer, 1)
     with pytest.raises(TypeError, match="optimizer"):
         monitor.set_monitor(model, 1, 3)
+    with pytest.raises(TypeError, match="optimizer is an empty list"):
+        monitor.set_monitor(model, 1, [])
+    with pytest.raises(TypeError, match=r"optimizer must have a method __call__\(\) or step\(\), got int"):
+        monitor.set_monitor(model, 1, [optimizer, 3])
     with pytest.raises(TypeError, match="model"):
         monitor.set_monitor(optimizer.parameters, 1, optimizer)
     monitor.set_monitor(model, 1, optimizer)

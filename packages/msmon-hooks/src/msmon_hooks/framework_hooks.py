@@ -59,7 +59,7 @@ class FrameworkHooks:
     """What a framework's half of the hooks consists of; `msmon_hooks.torch.attach.HOOKS` is the one of PyTorch."""
 
     framework: Framework
-    optimizer_steps: type[OptimizerSteps]
+    optimizer_steps: type[OptimizerSteps[Any]]
     collective_rows: type[CollectiveRows]
     loss_scale: Callable[..., LossScale]
     """Makes what watches loss scalers, from a guard and the optimizer's steps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Protocol
@@ -122,7 +122,9 @@ class GradientSource:
         """
         raise NotImplementedError
 
-    def attach_update(self, on_update: Callable[[], None], steps: OptimizerSteps, registrations: Registrations) -> None:
+    def attach_update(
+        self, on_update: Callable[[], None], steps: OptimizerSteps[Any], registrations: Registrations
+    ) -> None:
         """Call `on_update` whenever gradients are about to be consumed.
 
         That is when the optimizer's step begins, or has called its closure. An engine that consumes them somewhere
@@ -136,8 +138,11 @@ class GradientSource:
         are not kept in the parameters."""
         return False
 
-    def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The optimizer is about to step, called with these arguments."""
+    def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], updating: Collection[int] | None) -> None:
+        """The optimizer is about to step, called with these arguments.
+
+        `updating`: `id` of the parameters that it updates, in its order, where there are several optimizers.
+        """
 
     def reduced(self, weight: Weight) -> Any:
         """The gradient that the optimizer consumes, or None where there is none."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence, Set
+from typing import Any, Generic, Protocol, TypeVar
 
 from msmon_hooks.guard import Guarded
+from msmon_hooks.optimizer_group import members
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.step_calls import Arguments, StepCalls
 
 _BOTH_WAYS = (
     "monitor.step(): the steps of the optimizer that set_monitor was given are seen and counted already; leave the "
     "call out, or give set_monitor(..., optimizer=None) and call monitor.step() after each update"
 )
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+Calls = TypeVar("Calls", bound=StepCalls)
 
 
 class Listener(Protocol):
@@ -51,31 +52,13 @@ class Listener(Protocol):
         """Something that the reader of the files should know."""
 
 
-class Called(Protocol):
-    """Is told of calls of one optimizer's `step`."""
-
-    guard: Guarded
-
-    @property
-    def active(self) -> bool:
-        """Whether anybody wants to know."""
-
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        """One begins; returns other arguments where there is a closure."""
-
-    def after(self, result: Any = None) -> None:
-        """One has ended."""
-
-    def raised(self) -> None:
-        """One has raised."""
-
-
-class OptimizerSteps:
-    """Notices the steps of an optimizer that has a method `step`.
+class OptimizerSteps(Generic[Calls]):
+    """Notices the steps of the optimizers that train a model.
 
     `step_begins` comes first, then what is in `before_update`, once the gradients are computed, then `step_ends`. A
     step that is called with a closure computes its gradients itself: what is in `before_update` then comes after each
-    call of the closure, so that the last one stands for the gradients that the final update consumed.
+    call of the closure, so that the last one stands for the gradients that the final update consumed. Of several
+    optimizers each begins, and the step is over when each has stepped, or one steps again.
 
     Args:
         guard: guards what is called back.
@@ -87,8 +70,13 @@ class OptimizerSteps:
         >>> class Say:
         ...     def step_begins(self, args, kwargs): print("begins")
         ...     def step_ends(self, result, *, skipped): print("ends")
+        >>> class Steps(OptimizerSteps[StepCalls]):
+        ...     def hook(self, optimizer, registrations):
+        ...         calls = StepCalls(self, optimizer, [])
+        ...         calls.wrap(optimizer, registrations)
+        ...         return calls
         >>> optimizer, owned = Optimizer(), Registrations()
-        >>> steps = OptimizerSteps(Guarded("steps"), Say())
+        >>> steps = Steps(Guarded("steps"), Say())
         >>> steps.before_update.append(lambda: print("evaluated"))
         >>> steps.attach(optimizer, owned); optimizer.step()
         begins
@@ -106,35 +94,95 @@ class OptimizerSteps:
         """Steps that have ended."""
         self.before_update: list[Callable[[], None]] = []
         """Called when the gradients are what the update consumes."""
-        self.updating: frozenset[int] | None = None
-        """`id` of the parameters that are being updated; None for all."""
+        self.updating: Set[int] | None = None
+        """`id` of the parameters that are being updated, in the order of their optimizer; None for all."""
+        self.updated: set[int] = set()
+        """`id` of the parameters that one of several has updated in the step in flight. A gradient that comes for them
+        now is consumed in another step, or by nobody."""
         self.by_hand = False
         """Whether `end_by_hand` ends steps."""
+        self.running = False
         self._listener = listener
         self._begun = False
-        self.running = False
+        self._given: list[Calls] = []
+        self._done: dict[Calls, bool] = {}
+        """Those that have stepped in the step in flight, and whether that was skipped."""
 
     def attach(self, optimizer: Any, registrations: Registrations, models: Sequence[Any] = ()) -> None:
-        """Begin to notice steps; `registrations` end it. `optimizer`: None where there is none to be seen; `models`:
-        whose weights are watched."""
+        """Begin to notice steps; `registrations` end it.
+
+        Args:
+            optimizer: what was given: one, several (`OptimizerGroup`), or None.
+            registrations: own the hooks.
+            models: whose weights are watched.
+        """
         self.by_hand = optimizer is None
-        if optimizer is not None:
-            self.hook(optimizer, registrations)
+        self._given = [self.hook(one, registrations) for one in members(optimizer)]
         registrations.callback(self._stop)
 
-    def hook(self, optimizer: Any, registrations: Registrations) -> None:
-        """By wrapping the instance's `step`. A framework knows better ways for its own optimizers."""
-        registrations.patch(optimizer, "step", partial(Step, self))
+    def hook(self, optimizer: Any, registrations: Registrations) -> Calls:
+        """Begin to notice calls of one optimizer."""
+        raise NotImplementedError
 
     def _stop(self) -> None:
         self.active = False
 
-    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    def given(self, optimizer: Any) -> Calls | None:
+        """What is known of an optimizer whose steps are those of the training; None for another one."""
+        return next((one for one in self._given if one.optimizer() is optimizer), None)
+
+    @property
+    def stepping(self) -> Any:
+        """The given optimizer whose call is running; None where none is."""
+        return next((one.optimizer() for one in self._given if one.running), None)
+
+    def call_begins(self, calls: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """A step begins; returns other arguments where there is a closure."""
-        self.raised()
+        self._is_given(calls)
         self.running = True
+        self.updating = self._part(calls)
         self._listener.step_begins(args, kwargs)
         return self.evaluate(args, kwargs)
+
+    def call_ends(self, calls: Calls, result: Any) -> None:
+        """A step has ended; one of several updates, where the program says when a step is over."""
+        self.running = False
+        if not self.by_hand:
+            self._has_stepped(calls, result, skipped=False)
+
+    def call_raised(self, calls: Calls) -> None:
+        """It has raised."""
+        self.running = False
+        if not self.by_hand:
+            self.guard.run(self._listener.step_raised)
+            self._end(None, skipped=True)
+
+    def _part(self, calls: Calls) -> Set[int] | None:
+        """`id` of the parameters that this one updates; None for all."""
+        return None if self._given == [calls] else calls.parameters
+
+    def _is_given(self, calls: Calls) -> None:
+        """One of the given ones steps."""
+        self._end_if_again(calls)
+
+    def _end_if_again(self, calls: Calls) -> None:
+        """What has stepped in the step in flight steps again."""
+        if calls in self._done:
+            self._end(None, skipped=all(self._done.values()))
+
+    def _has_stepped(self, calls: Calls, result: Any, *, skipped: bool) -> None:
+        self._done[calls] = skipped
+        if len(self._given) > 1:
+            self.updated.update(calls.parameters)
+        if all(self._is_done(one) for one in self._given) and not self._is_deferred():
+            self._end(result, skipped=all(self._done.values()))
+
+    def _is_done(self, calls: Calls) -> bool:
+        return calls in self._done
+
+    def _is_deferred(self) -> bool:
+        """Whether something that belongs to the step is still to come."""
+        return False
 
     def evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """Call `evaluated` once the gradients are computed: now, or after each call of a closure among the
@@ -150,21 +198,6 @@ class OptimizerSteps:
         """The gradients are computed."""
         for call in list(self.before_update):
             call()
-
-    def after(self, result: Any = None) -> None:
-        """A step has ended; one of several updates, where the program says when a step is over."""
-        if self.by_hand:
-            self.running = False
-        else:
-            self._end(result, skipped=False)
-
-    def raised(self) -> None:
-        """The step that is running, if there is one, has raised: it is over, and nothing else says so."""
-        if self.running and self.by_hand:
-            self.running = False
-        elif self.running:
-            self.guard.run(self._listener.step_raised)
-            self._end(None, skipped=True)
 
     def forward_begins(self) -> None:
         """A training forward begins: the first of a step that the program ends."""
@@ -194,15 +227,23 @@ class OptimizerSteps:
         self.guard.run(self.evaluated)
         self._end(None, skipped=False)
 
-    def skipped(self, optimizer: Any = None) -> None:
-        """A loss scaler has not let the optimizer step; gradients and moments stand as they would have."""
+    def skipped(self, optimizer: Any) -> None:
+        """A loss scaler has not let an optimizer step; gradients and moments stand as they would have."""
+        calls = self.given(optimizer)
+        if calls is None or self.by_hand:
+            return
+        self._is_given(calls)
+        self.updating = self._part(calls)
         self.guard.run(self._listener.step_begins, (), {})
         self.guard.run(self.evaluated)
-        self._end(None, skipped=True)
+        self._has_stepped(calls, None, skipped=True)
 
     def _end(self, result: Any, *, skipped: bool) -> None:
         self.count += 1
         self.running = self._begun = False
+        self.updating = None
+        self._done.clear()
+        self.updated.clear()
         self.guard.always(self._listener.step_ends, result, skipped=skipped)
 
     def _watched(self, closure: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,35 +255,3 @@ class OptimizerSteps:
             return loss
 
         return evaluate
-
-
-class Step:
-    """Stands in an optimizer for its `step`. In a copy of that optimizer stands the copy's own `step`, or the copy
-    would update the weights of the original."""
-
-    def __init__(self, owner: Called, original: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, original)
-        self.owner = owner
-        self.original = original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        owner = self.owner
-        if not owner.active:
-            return self.original(*args, **kwargs)
-        replaced = owner.guard.run(owner.before, args, kwargs)
-        args, kwargs = (args, kwargs) if replaced is None else replaced
-        try:
-            result = self.original(*args, **kwargs)
-        except Exception:
-            owner.raised()
-            raise
-        owner.after(result)
-        return result
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Where the optimizer is being copied, the first argument is the copy, which has no attributes of its own yet.
-        original = self.original
-        while isinstance(original, Step):
-            original = original.original
-        owner = getattr(original, "__self__", None)
-        return (functools.partial, (original,)) if owner is None else (getattr, (owner, "step"))

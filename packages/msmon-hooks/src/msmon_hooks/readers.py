@@ -56,7 +56,7 @@ class Readers:
         models: Sequence[Any],
         source: GradientSource,
         recording: Recording,
-        steps: OptimizerSteps,
+        steps: OptimizerSteps[Any],
         lasting: Registrations,
     ) -> None:
         request, guards = recording.request, recording.guards
@@ -178,7 +178,7 @@ class Readers:
                 self.recording.coverage.explain(data_type, name, reason, kind=kind, stage=weight.vpp_stage)
         weights = shortened(taken, self._weight_names)
         if request.weight_gradients or request.moments or request.weights:
-            hooks = WeightHooks(self.recording, weights, source, self._give_up)
+            hooks = WeightHooks(self.recording, weights, source, self._steps.updated, self._give_up)
             hooks.attach(self._of_source)
             self.weights = hooks
         if request.sign_agreement is not None or request.adam_histograms is not None:
@@ -281,7 +281,7 @@ class Readers:
         """An optimizer is about to step, called with these arguments: read what stands before the update."""
         self.forwards.keep()
         updating = self._steps.updating
-        self._parameters.run(self._source.step_begins, args, kwargs)
+        self._parameters.run(self._source.step_begins, args, kwargs, updating)
         if self.recording.clock.sampled and not self._begun:
             # A root that was compiled meanwhile calls no hook that could have noticed.
             self._call_hooks.refresh()

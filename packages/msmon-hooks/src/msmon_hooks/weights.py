@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from msmon_hooks.coverage import FROZEN
@@ -37,11 +37,17 @@ class WeightHooks:
         recording: the request in force.
         weights: the parameters.
         source: says where their gradients are.
+        updated: of `msmon_hooks.optimizer_steps.OptimizerSteps`.
         give_up: called where so many backwards reach a parameter that the step does not seem to end.
     """
 
     def __init__(
-        self, recording: Recording, weights: Sequence[Weight], source: GradientSource, give_up: Callable[[], None]
+        self,
+        recording: Recording,
+        weights: Sequence[Weight],
+        source: GradientSource,
+        updated: Set[int],
+        give_up: Callable[[], None],
     ) -> None:
         request, guards = recording.request, recording.guards
         self.weights = weights
@@ -62,6 +68,7 @@ class WeightHooks:
         self._begun: set[int] = set()
         self._consumed: set[int] = set()
         self._moment_hooks: MomentHooks | None = None
+        self._updated = updated
         self._give_up = give_up
         if request.each_micro_step and request.weight_gradients and not source.each_micro_step:
             text = f"monitor_mbs_grad: not with {source.engine}, which keeps no gradient of each micro-step"
@@ -107,6 +114,10 @@ class WeightHooks:
     ) -> None:
         """A backward has completed gradients of parameters; see `OnReady`."""
         recording = self._recording
+        if self._updated:
+            entries = [entry for entry in entries if id(entry[0].parameter) not in self._updated]
+            if not entries:
+                return
         if micro_step is None:
             micro_step = self._running_micro_step(entries)
         if micro_step >= recording.clock.longest and not recording.clock.in_step:

@@ -14,12 +14,10 @@ def check_integer(name: str, value: object, lowest: int) -> None:
         raise ValueError(f"set_monitor: {name} must be at least {lowest}, got {value}")
 
 
-def check_optimizers(optimizer: object, methods: Sequence[str], *, several: bool) -> None:
-    """TypeError for one that has none of the methods by which optimizers of the framework update weights.
-
-    With `several`, it may be a list of them, but no empty one.
-    """
-    every = optimizer if several and isinstance(optimizer, list | tuple) else [optimizer]
+def check_optimizers(optimizer: object, methods: Sequence[str]) -> None:
+    """TypeError for one, or one of a list, that has none of the methods by which optimizers of the framework update
+    weights, and for an empty list."""
+    every = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
     if not every:
         raise TypeError("set_monitor: optimizer is an empty list")
     for one in every:

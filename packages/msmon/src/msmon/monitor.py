@@ -64,10 +64,6 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
     """How messages call a model."""
     optimizer_methods: tuple[str, ...] = ("step",)
     """The methods of an optimizer that may update the weights; one of them must be there."""
-    optional_optimizer = False
-    """Whether `set_monitor` takes None for the optimizer."""
-    several_optimizers = False
-    """Whether it takes a list of them."""
     _parse: Callable[..., Config] = staticmethod(configuration.parse_config)
     """Checks the object in the configuration file."""
 
@@ -177,9 +173,9 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             model: a module, or a list of them (the chunks of a virtual pipeline).
             grad_acc_steps: micro-steps per optimizer step. None: not known; with PyTorch, gradients before the
                 reduction are then read after each of them.
-            optimizer: the optimizer that trains the model; wrappers are unwrapped. None, where the training loop calls
-                `step` of this monitor after each update. With PyTorch also a list of several, where a step is over when
-                each has stepped, or one steps again.
+            optimizer: the optimizer that trains the model; wrappers are unwrapped. Or a list of several: a step is over
+                when each has stepped, or one steps again. Or None, where the training loop calls `step` of this monitor
+                after each update.
             dp_group: the data-parallel group.
             tp_group: the tensor-parallel group.
             start_iteration: number of the first step.
@@ -194,8 +190,8 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         if grad_acc_steps is not None:
             check_integer("grad_acc_steps", grad_acc_steps, 1)
         check_integer("start_iteration", start_iteration, 0)
-        if not (optimizer is None and self.optional_optimizer):
-            check_optimizers(optimizer, self.optimizer_methods, several=self.several_optimizers)
+        if optimizer is not None:
+            check_optimizers(optimizer, self.optimizer_methods)
         self.close()
         self._begin(models, grad_acc_steps, optimizer, dp_group, tp_group, start_iteration)
         # Ranks that no launcher started learn theirs now or later.

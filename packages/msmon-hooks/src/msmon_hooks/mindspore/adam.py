@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msmon_hooks.adam import AdamSettings
 from msmon_hooks.mindspore.moments import parameters_of, step_counter
+from msmon_hooks.optimizer_group import members
 from msmon_hooks.parameters import Weight
+
+
+def adam_settings(optimizer: Any) -> Callable[[Weight], AdamSettings | None]:
+    """How the moments of a parameter were accumulated by its optimizer; None where that is none of this kind."""
+    every = [AdamGroups(one) for one in members(optimizer)]
+    return lambda weight: next((found for one in every if (found := one.settings(weight)) is not None), None)
 
 
 class AdamGroups:

@@ -16,7 +16,7 @@ from msmon_hooks.framework_hooks import Agreement, FrameworkHooks
 from msmon_hooks.gradients import GradientSource
 from msmon_hooks.guard import logger
 from msmon_hooks.mindspore import recomputation
-from msmon_hooks.mindspore.adam import AdamGroups
+from msmon_hooks.mindspore.adam import adam_settings
 from msmon_hooks.mindspore.call_hooks import CallHooks
 from msmon_hooks.mindspore.collectives import CollectiveHooks
 from msmon_hooks.mindspore.executor import in_graph_mode
@@ -25,6 +25,7 @@ from msmon_hooks.mindspore.grads.detect import find_source
 from msmon_hooks.mindspore.loss_scale import LossScale
 from msmon_hooks.mindspore.named_modules import named_modules
 from msmon_hooks.mindspore.optimizer_steps import OptimizerSteps
+from msmon_hooks.optimizer_group import given_optimizer
 from msmon_hooks.recording import Recording
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import Request
@@ -82,7 +83,7 @@ HOOKS = FrameworkHooks(
     call_hooks=CallHooks,
     named_modules=named_modules,
     find_source=_find_source,
-    adam_settings=lambda optimizer: AdamGroups(optimizer).settings,
+    adam_settings=adam_settings,
     agreement=_agreement,
     prepare=_prepare,
 )
@@ -100,7 +101,8 @@ def attach(
     """Hook the networks and the optimizer; see `msmon_hooks.attachment.Attachment`.
 
     The models are Cells, or modules of a torch-like adapter; the optimizer is one that is called with gradients, or one
-    with a `step` method.
+    with a `step` method; a list of several that train the models together; or None, where `Attachment.end_step` ends
+    steps.
 
     Example:
         >>> class Print:
@@ -117,4 +119,4 @@ def attach(
         step 0
         >>> hooks.close()
     """
-    return Attachment(HOOKS, models, optimizer, request, clock, observer, coverage, after_step)
+    return Attachment(HOOKS, models, given_optimizer(optimizer), request, clock, observer, coverage, after_step)

@@ -8,10 +8,17 @@ from typing import Any
 from mindspore import nn
 
 from msmon_hooks.call_hooks import AfterCall, BeforeCall
-from msmon_hooks.guard import Guarded
+from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.mindspore.call_hooks import CallHooks
+from msmon_hooks.optimizer_group import members
 from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.step_calls import StepCalls
+
+_SCALES_DIFFER = (
+    "the optimizers were made with loss_scale %s: gradients that a backward computes are recorded as they are, since "
+    "none says whose loss it is of"
+)
 
 
 class LossScale:
@@ -25,19 +32,20 @@ class LossScale:
         steps: of the monitored optimizer; a Cell's step that has not called the optimizer is one too.
     """
 
-    def __init__(self, guard: Guarded, steps: OptimizerSteps) -> None:
+    def __init__(self, guard: Guarded, steps: OptimizerSteps[Any]) -> None:
         self.guard = guard
         self._steps = steps
-        self._optimizer: Any = None
-        self._fixed: float | None = None
+        self._fixed: dict[int, float] = {}
+        """By `id` of the optimizer."""
+        self._common: float | None = None
         self._current: Any = None
-        self._steps_before: int | None = None
+        self._running: StepCalls | None = None
+        """Of the optimizer of the Cell whose step runs."""
+        self._calls_before = 0
 
     def attach(self, optimizer: Any, registrations: Registrations) -> None:
         """Watch the Cells that scale losses; `registrations` end it."""
-        self._optimizer = optimizer
-        scale = getattr(optimizer, "loss_scale", 1.0)
-        self._fixed = float(scale) if isinstance(scale, int | float) and scale != 1.0 else None
+        self.follow(optimizer)
         call_hooks = CallHooks()
         registrations.callback(call_hooks.close)
         registrations.callback(self._close)
@@ -46,28 +54,36 @@ class LossScale:
 
     def follow(self, optimizer: Any) -> None:
         """Another optimizer minimizes them from now on."""
-        self._optimizer = optimizer
+        scales = {id(one): getattr(one, "loss_scale", 1.0) for one in members(optimizer)}
+        self._fixed = {key: float(scale) for key, scale in scales.items() if isinstance(scale, int | float)}
+        different = sorted(set(self._fixed.values()))
+        self._common = different[0] if len(different) == 1 and different != [1.0] else None
+        if len(different) > 1:
+            logger.warning(_SCALES_DIFFER, " and ".join(map(str, different)))
 
     def begins(self, cell: Any) -> None:
-        """A Cell begins a step, perhaps one of the monitored optimizer."""
-        self._steps_before = None
-        if self._optimizer is not None and getattr(cell, "optimizer", None) is self._optimizer:
+        """A Cell begins a step, perhaps one of a monitored optimizer."""
+        self._running = self._steps.given(getattr(cell, "optimizer", None))
+        if self._running is not None:
             self._current = cell.scale_sense
-            self._steps_before = self._steps.count
+            self._calls_before = self._running.count
 
     def ends(self) -> None:
         """A Cell has ended its step."""
-        before, self._steps_before = self._steps_before, None
-        if before is not None and self._optimizer is not None and self._steps.count == before:
-            self._steps.skipped()
+        running, self._running = self._running, None
+        if running is not None:
+            self._current = None
+            if running.count == self._calls_before:
+                self._steps.skipped(running.optimizer())
 
     def of(self, gradient: Any) -> Any:
         """By what a gradient that a backward computes now is multiplied; None: by nothing."""
-        return self._fixed if self._current is None else self._current
+        return self._common if self._current is None else self._current
 
     def at_step(self) -> Any:
         """By what the gradients are multiplied that the optimizer is called with."""
-        return self._fixed
+        scale = self._fixed.get(id(self._steps.stepping), 1.0)
+        return None if scale == 1.0 else scale
 
     def between(self) -> Any:
         """Gradients stand nowhere outside of a step."""
@@ -80,7 +96,7 @@ class LossScale:
         self._current = None
 
     def _close(self) -> None:
-        self._optimizer = self._current = None
+        self._running = self._current = None
 
 
 class _OfClass:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import mindspore
 
+from msmon_hooks.optimizer_group import members
 from msmon_hooks.parameter_state import MOMENTS, ParameterState, StateLayout
 
 # The attributes of MindSpore's optimizers that hold a moment of each parameter, in the order of the parameters; and
@@ -19,7 +20,7 @@ _COUNTERS = ("global_step", "state_step", "step_t")
 
 
 class Moments:
-    """Finds the moments of parameters in an optimizer.
+    """Finds the moments of parameters in an optimizer, or in those of a group.
 
     Example:
         >>> from mindspore import nn
@@ -29,18 +30,46 @@ class Moments:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._positions = {id(parameter): index for index, parameter in enumerate(parameters_of(optimizer))}
-        self._layouts: dict[tuple[str, ...], StateLayout] = {}
-        self.updated = False
-        """Whether an update was seen."""
+        self._homes = [_Home(one) for one in members(optimizer)]
+        places = tuple(dict.fromkeys(home.place for home in self._homes))
+        self._nothing = ParameterState(layout=StateLayout(places=places, given=optimizer is not None))
 
     def of(self, parameter: Any) -> ParameterState:
-        """The moments that the optimizer keeps of `parameter` now; empty before its first update.
+        """The moments that are kept of `parameter` now; empty before the first update of its optimizer.
 
         MindSpore makes them, as zeros, with the optimizer; they are no moments of anything before an update.
         """
-        position = self._positions.get(id(parameter))
+        home = next((one for one in self._homes if id(parameter) in one.positions), None)
+        return self._nothing if home is None else home.state(parameter)
+
+    def step_begins(self, updating: Collection[int] | None) -> None:
+        """These parameters are about to be updated (`id`); None: all."""
+        for home in self._homes:
+            home.steps = home.steps or updating is None or not home.positions.keys().isdisjoint(updating)
+
+    def step_ends(self, *, skipped: bool) -> None:
+        """They were, or not."""
+        for home in self._homes:
+            home.updated = home.updated or (home.steps and not skipped)
+            home.steps = False
+
+
+class _Home:
+    """One optimizer, as the place where moments are."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._layouts: dict[tuple[str, ...], StateLayout] = {}
+        self.place = type(optimizer).__name__
+        self.positions = {id(parameter): index for index, parameter in enumerate(parameters_of(optimizer))}
+        self.steps = False
+        """Whether it has begun to step in the step in flight."""
+        self.updated = False
+        """Whether an update was seen."""
+
+    def state(self, parameter: Any) -> ParameterState:
+        """What there is of one of its parameters."""
+        position = self.positions[id(parameter)]
         states = getattr(self._optimizer, "state", None)
         state = states.get(parameter) if isinstance(states, Mapping) else None
         values = {key: state.get(key) if state else self._attribute(key, position) for key in _NAMES}
@@ -54,14 +83,12 @@ class Moments:
 
     def _layout(self, keys: tuple[str, ...]) -> StateLayout:
         if keys not in self._layouts:
-            self._layouts[keys] = StateLayout(
-                keys=keys, places=(type(self._optimizer).__name__,), given=self._optimizer is not None
-            )
+            self._layouts[keys] = StateLayout(keys=keys, places=(self.place,))
         return self._layouts[keys]
 
-    def _attribute(self, name: str, position: int | None) -> Any:
+    def _attribute(self, name: str, position: int) -> Any:
         values = getattr(self._optimizer, name, None)
-        if position is None or not isinstance(values, list | tuple) or len(values) <= position:
+        if not isinstance(values, list | tuple) or len(values) <= position:
             return None
         # SGD without momentum makes the buffers all the same, and leaves them alone.
         idle = name == "accum" and not _number(getattr(self._optimizer, "momentum", 1.0))

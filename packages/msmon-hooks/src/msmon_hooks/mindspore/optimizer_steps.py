@@ -11,22 +11,26 @@ from mindspore import nn
 from msmon_hooks import optimizer_steps
 from msmon_hooks.call_hooks import AfterCall, BeforeCall
 from msmon_hooks.mindspore.call_hooks import CallHooks
+from msmon_hooks.mindspore.moments import parameters_of
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.step_calls import StepCalls
 
 
-class OptimizerSteps(optimizer_steps.OptimizerSteps):
+class OptimizerSteps(optimizer_steps.OptimizerSteps[StepCalls]):
     """See `msmon_hooks.optimizer_steps.OptimizerSteps`."""
 
-    def hook(self, optimizer: Any, registrations: Registrations) -> None:
+    def hook(self, optimizer: Any, registrations: Registrations) -> StepCalls:
         """By watching calls of the optimizer; else by wrapping the instance's `step`, which is given back."""
+        calls = StepCalls(self, optimizer, parameters_of(optimizer))
         if is_called_with_gradients(optimizer):
             call_hooks = CallHooks()
             registrations.callback(call_hooks.close)
-            call_hooks.add(optimizer, _Before(self))
-            call_hooks.add(optimizer, _After(self))
-            call_hooks.add(optimizer, _Raised(self))
+            call_hooks.add(optimizer, _Before(calls))
+            call_hooks.add(optimizer, _After(calls))
+            call_hooks.add(optimizer, _Raised(calls))
         else:
-            super().hook(optimizer, registrations)
+            calls.wrap(optimizer, registrations)
+        return calls
 
 
 def is_called_with_gradients(optimizer: Any) -> bool:
@@ -43,24 +47,24 @@ def gradients_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]
 
 
 class _Before(BeforeCall):
-    def __init__(self, owner: OptimizerSteps) -> None:
-        super().__init__(owner.guard)
-        self.owner = owner
+    def __init__(self, calls: StepCalls) -> None:
+        super().__init__(calls.guard)
+        self.calls = calls
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self.owner.active:
-            self.owner.before(args, kwargs)
+        if self.calls.active:
+            self.calls.before(args, kwargs)
 
 
 class _After(AfterCall):
-    def __init__(self, owner: OptimizerSteps) -> None:
-        super().__init__(owner.guard)
-        self.owner = owner
+    def __init__(self, calls: StepCalls) -> None:
+        super().__init__(calls.guard)
+        self.calls = calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         # Whatever has failed: steps are counted on.
-        if self.owner.active:
-            self.owner.after()
+        if self.calls.active:
+            self.calls.after()
 
 
 class _Raised(AfterCall):
@@ -68,9 +72,9 @@ class _Raised(AfterCall):
 
     always = True
 
-    def __init__(self, owner: OptimizerSteps) -> None:
-        super().__init__(owner.guard)
-        self.owner = owner
+    def __init__(self, calls: StepCalls) -> None:
+        super().__init__(calls.guard)
+        self.calls = calls
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self.owner.raised()
+        self.calls.raised()

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from msmon_hooks.guard import Guarded
-from msmon_hooks.optimizer_steps import Arguments
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.step_calls import Arguments
 from msmon_hooks.torch.step_calls import StepCalls
 
 

@@ -12,6 +12,7 @@ from msmon_hooks.clock import Clock
 from msmon_hooks.coverage import Coverage
 from msmon_hooks.events import Observer, StepEnd
 from msmon_hooks.framework_hooks import FrameworkHooks
+from msmon_hooks.optimizer_group import joined
 from msmon_hooks.request import Request
 from msmon_hooks.torch.adam import AdamGroups
 from msmon_hooks.torch.call_hooks import CallHooks, prepare
@@ -23,7 +24,6 @@ from msmon_hooks.torch.grads.detect import find_source
 from msmon_hooks.torch.loss_scale import LossScale
 from msmon_hooks.torch.model_changes import ModelChanges
 from msmon_hooks.torch.named_modules import named_modules
-from msmon_hooks.torch.optimizer_group import OptimizerGroup
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
 
@@ -82,5 +82,4 @@ def attach(
     optimizers = [
         unwrapped_optimizer(one) for one in (optimizer if isinstance(optimizer, list | tuple) else [optimizer])
     ]
-    given = optimizers[0] if len(optimizers) == 1 else OptimizerGroup(optimizers)
-    return Attachment(HOOKS, models, given, request, clock, observer, coverage, after_step)
+    return Attachment(HOOKS, models, joined(optimizers), request, clock, observer, coverage, after_step)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from msmon_hooks.guard import Guarded
+from msmon_hooks.optimizer_group import members
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.optimizer_group import members
 from msmon_hooks.torch.optimizer_steps import OptimizerSteps
 from msmon_hooks.torch.wrappers import unwrapped_optimizer
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msmon_hooks.torch.optimizer_group import members
+from msmon_hooks.optimizer_group import members
 
 _DEPTH = 4
 _OBJECTS = 4096

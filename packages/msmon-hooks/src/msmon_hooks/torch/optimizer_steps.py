@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,21 +11,22 @@ import torch
 from msmon_hooks import optimizer_steps
 from msmon_hooks.guard import Guarded, logger
 from msmon_hooks.hooks import Hook
-from msmon_hooks.optimizer_steps import Arguments, Listener
+from msmon_hooks.optimizer_group import joined, members
+from msmon_hooks.optimizer_steps import Listener
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.step_calls import Arguments
 from msmon_hooks.torch.all_optimizers import watch_all
 from msmon_hooks.torch.backward import in_backward
 from msmon_hooks.torch.callers import is_called_in
 from msmon_hooks.torch.mesh_shards import local_part
 from msmon_hooks.torch.nested_optimizers import nested_optimizers
-from msmon_hooks.torch.optimizer_group import OptimizerGroup, members
 from msmon_hooks.torch.step_calls import StepCalls, runs_hooks
 
 _FOLLOWED = "the weights are now updated by another optimizer, {}: its steps are followed from here on"
 _CREATES_STATE = "torch.distributed.checkpoint.state_dict"
 
 
-class OptimizerSteps(optimizer_steps.OptimizerSteps):
+class OptimizerSteps(optimizer_steps.OptimizerSteps[StepCalls]):
     """See `msmon_hooks.optimizer_steps.OptimizerSteps`.
 
     A step is what updates the weights that are watched. The optimizers that were given tell of theirs; those inside of
@@ -44,11 +44,8 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         super().__init__(guard, listener)
         self.own: dict[int, Callable[[], Any]] = {}
         """By `id`, the optimizers that tell by hooks of their own."""
-        self._given: list[StepCalls] = []
         self._models: list[weakref.ref[Any]] = []
         self._others: dict[int, tuple[StepCalls | None, weakref.ref[Any], int]] = {}
-        self._done: dict[StepCalls, bool] = {}
-        """Those that have stepped in the step in flight, and whether that was skipped."""
         self._waiting: list[StepCalls] = []
         """Those that may have taken the place of the given ones."""
         self._deferred = False
@@ -57,32 +54,24 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
     # Hooks
 
     def attach(self, optimizer: Any, registrations: Registrations, models: Sequence[Any] = ()) -> None:
-        """Begin to notice steps; `registrations` end it.
-
-        Args:
-            optimizer: what was given: one, several (`OptimizerGroup`), or None.
-            registrations: own the hooks.
-            models: whose weights are watched; none: steps of other optimizers are of no interest.
-        """
-        self.by_hand = optimizer is None
+        """Begin to notice steps; `registrations` end it. Without `models`, steps of other optimizers are of no
+        interest."""
         self._models = [weakref.ref(model) for model in models]
-        for one in members(optimizer):
-            calls = StepCalls(self, one)
-            calls.given = True
-            self._given.append(calls)
-            self.own[id(one)] = calls.optimizer
-            if calls.runs_hooks:
-                registrations.add(one.register_step_pre_hook(_Before(self.guard, calls)))
-                registrations.add(one.register_step_post_hook(_After(self.guard, calls)))
-            else:
-                registrations.patch(one, "step", partial(optimizer_steps.Step, calls))
+        super().attach(optimizer, registrations)
         if models:
             watch_all(self, registrations)
-        registrations.callback(self._stop)
 
-    def given(self, optimizer: Any) -> StepCalls | None:
-        """What is known of an optimizer whose steps are those of the training; None for another one."""
-        return next((one for one in self._given if one.optimizer() is optimizer), None)
+    def hook(self, optimizer: Any, registrations: Registrations) -> StepCalls:
+        """By the optimizer's own hooks; where it runs none, by wrapping the instance's `step`."""
+        calls = StepCalls(self, optimizer)
+        calls.given = True
+        self.own[id(optimizer)] = calls.optimizer
+        if calls.runs_hooks:
+            registrations.add(optimizer.register_step_pre_hook(_Before(self.guard, calls)))
+            registrations.add(optimizer.register_step_post_hook(_After(self.guard, calls)))
+        else:
+            calls.wrap(optimizer, registrations)
+        return calls
 
     def other(self, optimizer: Any) -> StepCalls | None:
         """What is known of an optimizer that torch's global hooks have seen; None where its steps are of no interest:
@@ -106,6 +95,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     def call_begins(self, calls: StepCalls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         """An optimizer's `step` is called."""
+        calls.updated = calls.ignored = False
         outer = self._outer(calls)
         if self._creates_state(calls) or (outer is not None and outer.ignored):
             calls.ignored = True
@@ -122,8 +112,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
                 calls.versions = None if calls.proved else self._versions(calls)
                 return None
         elif self._home(calls) is not None:
-            if calls in self._done:
-                self._end(None, skipped=False)
+            self._end_if_again(calls)
         elif not self._may_replace(calls):
             calls.ignored = True
             return None
@@ -154,10 +143,6 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
         if calls.given and not self.by_hand and not calls.ignored and (calls.updated or not calls.delegates):
             self.guard.run(self._listener.step_raised)
             self._end(None, skipped=True)
-
-    def _part(self, calls: StepCalls) -> frozenset[int] | None:
-        """`id` of the parameters that this one updates; None for all."""
-        return None if calls.given and len(self._given) == 1 else calls.parameters
 
     def _outer(self, calls: StepCalls) -> StepCalls | None:
         """The given one in whose call this one runs."""
@@ -193,8 +178,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
                 one.beside = True
             self._waiting.clear()
             self._listener.follow(_joined(self._given))
-        if calls in self._done:
-            self._end(None, skipped=False)
+        super()._is_given(calls)
 
     def _may_replace(self, calls: StepCalls) -> bool:
         """Whether an optimizer that nobody has given may have taken the place of those that were."""
@@ -252,35 +236,21 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
     # Steps
 
-    def _has_stepped(self, calls: StepCalls, result: Any, *, skipped: bool) -> None:
-        self._done[calls] = skipped
-        if self._given == [calls] or all(one in self._done or self._all_inside_have(one) for one in self._given):
-            if in_backward():
-                # The backward goes on, and belongs to this step.
-                self._deferred = True
-            else:
-                self._end(result, skipped=all(self._done.values()))
+    def _is_done(self, calls: StepCalls) -> bool:
+        return super()._is_done(calls) or self._all_inside_have(calls)
+
+    def _is_deferred(self) -> bool:
+        # The backward goes on, and belongs to this step.
+        self._deferred = in_backward()
+        return self._deferred
 
     def _all_inside_have(self, calls: StepCalls) -> bool:
         inside = self._inside(calls)
         return bool(inside) and all(one in self._done for one in inside)
 
     def _end(self, result: Any, *, skipped: bool) -> None:
-        self._done.clear()
         self._deferred = False
-        self.updating = None
         super()._end(result, skipped=skipped)
-
-    def skipped(self, optimizer: Any = None) -> None:
-        """A loss scaler has not let an optimizer step; gradients and moments stand as they would have."""
-        calls = self.given(optimizer)
-        if calls is None or self.by_hand:
-            return
-        self._is_given(calls)
-        self.updating = self._part(calls)
-        self.guard.run(self._listener.step_begins, (), {})
-        self.guard.run(self.evaluated)
-        self._has_stepped(calls, None, skipped=True)
 
     def forward_begins(self) -> None:
         """A training forward begins. Inside of a step it is that of a closure; else a step that did not end has raised:
@@ -308,7 +278,7 @@ class OptimizerSteps(optimizer_steps.OptimizerSteps):
 
 def _joined(calls: Sequence[StepCalls]) -> Any:
     optimizers = [optimizer for one in calls if (optimizer := one.optimizer()) is not None]
-    return optimizers[0] if len(optimizers) == 1 else OptimizerGroup(optimizers)
+    return joined(optimizers)
 
 
 class _Before(Hook):
@@ -320,7 +290,7 @@ class _Before(Hook):
 
     def fire(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
         # torch passes the optimizer itself as the first of the arguments.
-        replaced = self.calls.begins(args[1:], kwargs) if self.calls.active else None
+        replaced = self.calls.before(args[1:], kwargs) if self.calls.active else None
         return replaced and ((*args[:1], *replaced[0]), replaced[1])
 
 
@@ -333,4 +303,4 @@ class _After(Hook):
     def __call__(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Whatever has failed: steps are counted on.
         if self.calls.active:
-            self.calls.ends()
+            self.calls.after()

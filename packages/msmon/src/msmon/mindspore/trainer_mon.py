@@ -43,14 +43,13 @@ class TrainerMon(BaseTrainerMon):
     _make_buffer = PartialBuffer
     _model_kind = "Cell"
     optimizer_methods = ("__call__", "step")
-    optional_optimizer = True
 
     def step(self, gradients: Any = None) -> None:
         """The weights were updated: a step ends here.
 
-        Only for training loops in which that cannot be seen: updates by hand, several optimizers that take turns, with
-        `set_monitor(..., optimizer=None)`. Weights before the update (`param_origin`) are read when the step's first
-        training forward begins.
+        Only for training loops in which that cannot be seen: updates by hand, several optimizers of which each steps
+        several times a round, with `set_monitor(..., optimizer=None)`. Weights before the update (`param_origin`) are
+        read when the step's first training forward begins.
 
         Args:
             gradients: what the update consumed, in the order of `network.trainable_params()`: MindSpore keeps it

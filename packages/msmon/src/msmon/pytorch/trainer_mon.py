@@ -38,8 +38,6 @@ class TrainerMon(BaseTrainerMon):
     framework = "torch"
     _hooks = hooks
     _model_kind = "module"
-
-    optional_optimizer = several_optimizers = True
     _expected: Mapping[torch.device, Sequence[torch.dtype]] = {}
     """The dtypes of parameters on each device."""
 

@@ -17,6 +17,11 @@ from msmon_hooks.mindspore.process_groups import is_distributed
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 
+_AMBIGUOUS = (
+    "grad_unreduced: nn.DistributedGradReducer is called with gradients that may be those of several optimizers, whose "
+    "parameters have the same shapes"
+)
+
 
 class DataParallelGradients(GradientSource):
     """A hook of the parameter sees the gradient of one micro-step before anything is reduced. What a script has
@@ -40,11 +45,18 @@ class DataParallelGradients(GradientSource):
         call_hooks.add_class(nn.DistributedGradReducer, _Reduces(self, weights, on_ready))
 
     def reduces_now(self, weights: Sequence[Weight], gradients: Sequence[Any], on_ready: OnReady) -> None:
-        """A reducer is called with gradients, in the order of the optimizer's parameters."""
-        if len(gradients) == len(self._positions):
-            known = [weight for weight in weights if id(weight.parameter) in self._positions]
-            entries = [(weight, gradients[self._positions[id(weight.parameter)]]) for weight in known]
+        """A reducer is called with gradients in the order of an optimizer's parameters: of the one that they fit, if
+        that is one alone."""
+        fitting = [order for order in self.orders if len(order) == len(gradients)]
+        if len(fitting) > 1:
+            shapes = [tuple(gradient.shape) for gradient in gradients]
+            fitting = [order for order in fitting if [*order.values()] == shapes]
+        if len(fitting) == 1:
+            given = dict(zip(fitting[0], gradients, strict=True))
+            entries = [(weight, given[key]) for weight in weights if (key := id(weight.parameter)) in given]
             on_ready(entries, complete=True)
+        elif fitting:
+            self.coverage.note(_AMBIGUOUS, ("grad_unreduced",))
 
 
 class _Reduces(BeforeCall):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mindspore import mint
@@ -16,6 +16,7 @@ from msmon_hooks.mindspore.executor import in_graph_mode
 from msmon_hooks.mindspore.moments import Moments, parameters_of
 from msmon_hooks.mindspore.optimizer_steps import gradients_in
 from msmon_hooks.mindspore.parameters import named_weights
+from msmon_hooks.optimizer_group import members
 from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
@@ -43,12 +44,14 @@ class GradientSource(gradients.GradientSource):
         self._micro_steps = micro_steps
         self._sums: dict[int, Any] | None = {} if sums and micro_steps > 1 else None
         self._moments = Moments(self.optimizer)
-        parameters = parameters_of(self.optimizer)
-        if self.optimizer is None:
-            # As `trainable_params` of the network gives them.
-            parameters = [one.parameter for one in self.weights() if one.parameter.requires_grad]
-        self._positions = {id(parameter): index for index, parameter in enumerate(parameters)}
-        self._consumed: Sequence[Any] | None = None
+        # As `trainable_params` of the network gives them: the order of what a program updates by itself.
+        trainable = _shapes(one.parameter for one in self.weights() if one.parameter.requires_grad)
+        self.orders = [_shapes(parameters_of(one)) for one in members(self.optimizer)] or [trainable]
+        """The parameters of each optimizer by `id`, with their shapes, in the order of the gradients that it is called
+        with."""
+        self._order = self.orders[0] if len(self.orders) == 1 else trainable
+        self._consumed: Mapping[int, Any] | None = None
+        """What the optimizer is called with, by `id` of the parameter."""
 
     def weights(self) -> list[Weight]:
         """Every parameter, under its plain name."""
@@ -56,7 +59,7 @@ class GradientSource(gradients.GradientSource):
 
     def trained(self) -> Iterable[Any]:
         """The parameters that the optimizer has."""
-        return parameters_of(self.optimizer)
+        return [parameter for one in members(self.optimizer) for parameter in parameters_of(one)]
 
     @property
     def hooks_parameters(self) -> bool:
@@ -74,23 +77,24 @@ class GradientSource(gradients.GradientSource):
                     hook = _Computed(self.guard, weight, on_ready, self._sums)
                     registrations.add(weight.parameter.register_hook(hook))
 
-    def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The optimizer's step begins, with gradients in the order of its parameters, unless it reads them from
+    def step_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any], updating: Collection[int] | None) -> None:
+        """An optimizer's step begins, with gradients in the order of its parameters, unless it reads them from
         these."""
+        self._moments.step_begins(updating)
         gradients = gradients_in(args, kwargs)
-        if gradients is not None and len(gradients) != len(self._positions):
+        order = self._order if updating is None else updating
+        if gradients is not None and len(gradients) != len(order):
             self.coverage.note(
-                f"weight gradients: there are {len(self._positions)} parameters, and {len(gradients)} gradients for "
+                f"weight gradients: there are {len(order)} parameters, and {len(gradients)} gradients for "
                 "the update; which belongs to which is unknown"
             )
             gradients = None
-        self._consumed = gradients
+        self._consumed = None if gradients is None else dict(zip(order, gradients, strict=True))
 
     def reduced(self, weight: Weight) -> Any:
         """The gradient that the optimizer consumes, or None where there is none."""
         if self._consumed is not None:
-            position = self._positions.get(id(weight.parameter))
-            return None if position is None else self._consumed[position]
+            return self._consumed.get(id(weight.parameter))
         main_grad = getattr(weight.parameter, "main_grad", None) if self.main_grad else None
         return main_grad if main_grad is not None else getattr(weight.parameter, "grad", None)
 
@@ -100,12 +104,16 @@ class GradientSource(gradients.GradientSource):
 
     def step_ends(self, *, skipped: bool) -> None:
         """The gradients of the step are let go."""
-        self._moments.updated = self._moments.updated or not skipped
+        self._moments.step_ends(skipped=skipped)
         if self.optimizer is None and self._consumed is None:
             self.coverage.note(_NOT_GIVEN, ("grad_reduced",))
         self._consumed = None
         if self._sums is not None:
             self._sums.clear()
+
+
+def _shapes(parameters: Iterable[Any]) -> dict[int, tuple[int, ...]]:
+    return {id(parameter): tuple(parameter.shape) for parameter in parameters}
 
 
 class _Computed(Hook):

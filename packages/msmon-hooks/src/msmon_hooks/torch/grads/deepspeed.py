@@ -133,7 +133,9 @@ class DeepSpeedGradients(GradientSource):
             return None
         return scale  # type: ignore[no-any-return]
 
-    def attach_update(self, on_update: Callable[[], None], steps: OptimizerSteps, registrations: Registrations) -> None:
+    def attach_update(
+        self, on_update: Callable[[], None], steps: OptimizerSteps[Any], registrations: Registrations
+    ) -> None:
         """Hook the inner optimizers: DeepSpeed unscales and clips gradients inside of its own step, and updates one
         parameter group after the other."""
         inner = [] if self._parts is None else list(self._parts.inner_optimizers())

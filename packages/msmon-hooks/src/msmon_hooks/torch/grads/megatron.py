@@ -119,7 +119,9 @@ class MegatronGradients(GradientSource):
         entries = [(weight, main_grad) for weight, main_grad in main_grads if main_grad is not None]
         on_ready(entries, scale=self.scale(), complete=complete)
 
-    def attach_update(self, on_update: Callable[[], None], steps: OptimizerSteps, registrations: Registrations) -> None:
+    def attach_update(
+        self, on_update: Callable[[], None], steps: OptimizerSteps[Any], registrations: Registrations
+    ) -> None:
         """Hook the inner optimizers: Megatron unscales and clips gradients inside of its own step."""
         inner = [one for one in chained(self.optimizer) if hasattr(_inner(one), "register_step_pre_hook")]
         for one in inner:

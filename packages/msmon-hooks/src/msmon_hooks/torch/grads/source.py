@@ -107,7 +107,9 @@ class GradientSource(gradients.GradientSource):
             for one, weight in self._parameters
         )
 
-    def attach_update(self, on_update: Callable[[], None], steps: OptimizerSteps, registrations: Registrations) -> None:
+    def attach_update(
+        self, on_update: Callable[[], None], steps: OptimizerSteps[Any], registrations: Registrations
+    ) -> None:
         """Call `on_update` when the optimizer's step begins, or has called its closure."""
         super().attach_update(on_update, steps, registrations)
         if self.keeps_gradients:
