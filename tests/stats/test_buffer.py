@@ -52,15 +52,15 @@ def test_more_rows_than_a_page(buffer):
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_rows_for_which_there_is_no_memory_leave_the_others_alone(buffer, monkeypatch, failing):
     allocations = []
-    allocate = float64_rows._host_page
+    allocate = float64_rows.HostRows._page
 
-    def or_fail(rows):
+    def or_fail(self, rows):
         allocations.append(rows)
         if len(allocations) == failing:
             raise MemoryError
-        return allocate(rows)
+        return allocate(self, rows)
 
-    monkeypatch.setattr(float64_rows, "_host_page", or_fail)
+    monkeypatch.setattr(float64_rows.HostRows, "_page", or_fail)
     buffer = PartialBuffer(kernel=buffer._host_rows._kernel)
     known = {}
     for i in range(500):

@@ -73,8 +73,9 @@ class _Step:
 class Float32Rows:
     """Takes tensors on an accelerator; nothing waits for it before `Float32Copy.write`."""
 
-    def __init__(self, size: int = WORK_BYTES) -> None:
-        """`size`: of the memory to work in, in bytes."""
+    def __init__(self, width: int = WIDTH, size: int = WORK_BYTES) -> None:
+        """`width`: columns of the rows; `size`: of the memory to work in, in bytes."""
+        self._width = width
         self._size = size
         self._lock = threading.RLock()
         self._work: Work | None = None
@@ -201,26 +202,28 @@ class Float32Copy:
         carried: Carried = np.empty(0, np.float32) if self._numbers is None else self._numbers.asnumpy()
         for first, count in step.handles:
             clear(result[first : first + count].T)
+            result[first : first + count, WIDTH:] = np.nan
         for place, plan in step.plans:
             merge(plan, for_merge(carried[place : place + LEFT * plan.row_count]), result)
         for handle, values, eps, scale in step.on_host:
             factor = 1.0 if scale is None else scale(carried)
             row = result[handle]
-            host_arrays.partial(values.asnumpy(), eps * factor, out=row, kernel=host_arrays.usable_kernels()[0])
+            array, kernel = values.asnumpy(), host_arrays.usable_kernels()[0]
+            host_arrays.partial(array, eps * factor, out=row, kernel=kernel, fingerprint=len(row) > WIDTH)
             unscale(row, factor)
         for handle, correction in step.corrections:
             correction.apply(result[handle], carried)
         for handle, length, place, whole in step.put:
             words = carried[place : place + (2 * length if whole else length)]
-            target = result[handle : handle - (-length // WIDTH)].reshape(-1)
+            target = result[handle : handle - (-length // result.shape[1])].reshape(-1)
             target[:] = 0.0
             target[:length] = words.view(np.int64 if whole else np.float32)
 
 
-def partials(tensors: Sequence[Any], eps: float) -> Matrix:
-    """The partials of supported tensors, on the host; waits for the device."""
-    rows = Float32Rows(min(WORK_BYTES, sum(40 * (tensor.size + ROW) for tensor in tensors)))
+def partials(tensors: Sequence[Any], eps: float, width: int) -> Matrix:
+    """The partials of supported tensors, on the host, in rows of `width` columns; waits for the device."""
+    rows = Float32Rows(width, min(WORK_BYTES, sum(40 * (tensor.size + ROW) for tensor in tensors)))
     rows.measure(tensors, eps, None, 0)
-    result = np.empty((len(tensors), WIDTH))
+    result = np.empty((len(tensors), width))
     rows.begin().write(result)
     return result

@@ -61,9 +61,10 @@ class Float32Rows:
     launched.
     """
 
-    def __init__(self, device: torch.device, size: int = WORK_BYTES) -> None:
-        """`size`: of the work memory, in bytes."""
+    def __init__(self, device: torch.device, width: int = WIDTH, size: int = WORK_BYTES) -> None:
+        """`width`: columns of the rows; `size`: of the work memory, in bytes."""
         self._device = device
+        self._width = width
         self._size = size
         self._lock = threading.RLock()
         self._work: Work | None = None
@@ -273,6 +274,7 @@ class Float32Copy:
         step, carried = self._step, self._copy.wait()
         for first, count in step.handles:
             clear(result[first : first + count].T)
+            result[first : first + count, WIDTH:] = np.nan
         for place, plan in step.plans:
             merge(plan, carried[place : place + PER_ROW * plan.row_count], result)
         for handle, values, eps, scale in step.on_host:
@@ -284,7 +286,7 @@ class Float32Copy:
             correction.apply(result[handle], carried)
         for handle, length, place, dtype in step.put:
             words = carried[place : place + length * dtype.itemsize // 4]
-            target = result[handle : handle - (-length // WIDTH)].reshape(-1)
+            target = result[handle : handle - (-length // result.shape[1])].reshape(-1)
             target[:] = 0.0
             target[:length] = words.view({torch.int32: np.int32, torch.int64: np.int64}.get(dtype, np.float32))
 
@@ -298,11 +300,12 @@ def _read_on_host(values: torch.Tensor, eps: float, row: Matrix) -> None:
         operators.accumulate(values, eps, torch.from_numpy(row)[0])
 
 
-def partials(tensors: Sequence[torch.Tensor], eps: Any) -> Matrix:
-    """The partials of supported local tensors on one device, on the host; waits for the device."""
+def partials(tensors: Sequence[torch.Tensor], eps: Any, width: int = WIDTH) -> Matrix:
+    """The partials of supported local tensors on one device, on the host, in rows of `width` columns; waits for the
+    device."""
     values = sum(tensor.numel() + ROW for tensor in tensors)
-    rows = Float32Rows(tensors[0].device, min(WORK_BYTES, 10 * values))
+    rows = Float32Rows(tensors[0].device, width, min(WORK_BYTES, 10 * values))
     rows.measure(tensors, eps, None, rows.reserve(len(tensors), 0))
-    result = np.empty((len(tensors), WIDTH))
+    result = np.empty((len(tensors), width))
     rows.begin().write(result)
     return result
