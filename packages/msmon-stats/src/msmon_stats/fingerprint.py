@@ -40,6 +40,15 @@ def powers(count: int, step: int = 1) -> NDArray[np.uint64]:
     return np.multiply.accumulate(found)
 
 
+def element_powers(count: int, itemsize: int) -> NDArray[np.uint64]:
+    """What the bits of each element of a run are multiplied by: its word's power, and its place in the word.
+
+    Elements of 8 bytes are two words, of which this is the power of the first.
+    """
+    first = np.arange(count) * itemsize
+    return powers(int(first[-1]) // WORD + 1)[first // WORD] << (8 * (first % WORD)).astype(np.uint64)
+
+
 def signed(number: int) -> int:
     """The same 64 bits as a number with a sign."""
     return (number + (1 << 63)) % _WORDS - (1 << 63)

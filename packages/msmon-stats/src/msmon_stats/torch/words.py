@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from msmon_stats.fingerprint import WORD, in_whole_words, power, powers, signed
+from msmon_stats.fingerprint import WORD, element_powers, in_whole_words, power, powers, signed
 from msmon_stats.torch.values import PIECE, SPARSE, split
 
 _HALF = 0xFFFFFFFF
@@ -62,11 +62,17 @@ def sum_of_words(run: torch.Tensor) -> torch.Tensor:
     return (words * powers_on(words.device, words.numel())).sum()
 
 
-def powers_on(device: torch.device, count: int) -> torch.Tensor:
-    """The first powers on a device, int64."""
-    return _table(device, 1 << max(count - 1, 1).bit_length())[:count]
+def powers_on(device: torch.device, count: int, step: int = 1) -> torch.Tensor:
+    """The first powers of `BASE**step` on a device, int64."""
+    return _table(device, 1 << max(count - 1, 1).bit_length(), step)[:count]
 
 
 @cache
-def _table(device: torch.device, count: int) -> torch.Tensor:
-    return torch.from_numpy(powers(count).view(np.int64)).to(device)
+def _table(device: torch.device, count: int, step: int) -> torch.Tensor:
+    return torch.from_numpy(powers(count, step).view(np.int64)).to(device)
+
+
+@cache
+def element_powers_on(device: torch.device, count: int, itemsize: int) -> torch.Tensor:
+    """See `msmon_stats.fingerprint.element_powers`; int64."""
+    return torch.from_numpy(element_powers(count, itemsize).view(np.int64)).to(device)
