@@ -12,11 +12,13 @@ from attrs import define, field
 from mindspore import Tensor, mint, ops
 
 from msmon_stats import numpy as host_arrays
-from msmon_stats.fields import WIDTH
-from msmon_stats.float32 import ROW, WORK_BYTES, Carried, Correction, Number, Plan, limit, merge
+from msmon_stats.fields import WIDE, WIDTH
+from msmon_stats.fingerprint import to_fields
+from msmon_stats.float32 import ROW, WORK_BYTES, Carried, Correction, Number, Plan, WordRows, limit, merge
 from msmon_stats.mindspore import host
+from msmon_stats.mindspore.float32_words import Words
 from msmon_stats.mindspore.float32_work import LEFT, Run, Work, bounds, for_merge
-from msmon_stats.mindspore.values import on_host, stored_on_device
+from msmon_stats.mindspore.values import is_sparse, on_host, stored_on_device
 from msmon_stats.rows import Matrix, clear, unscale
 
 
@@ -47,6 +49,8 @@ class _Step:
     """Handle, length and place of numbers that were computed elsewhere, and whether they are whole ones."""
     on_host: list[tuple[int, Any, float, Number | None]] = field(factory=list)
     """Handle, copy, eps and scale of tensors that are read on the host."""
+    contents: list[int] = field(factory=list)
+    """Handles of what has a fingerprint that is computed on the device."""
     limits: dict[Any, tuple[Any, Any, Number | None]] = field(factory=dict)
     """A scale, so that no other takes its place, the bounds that come of it, and itself as the host will know it."""
 
@@ -67,6 +71,7 @@ class _Step:
             list(self.corrections),
             list(self.put),
             list(self.on_host),
+            list(self.contents),
         )
 
 
@@ -79,6 +84,7 @@ class Float32Rows:
         self._size = size
         self._lock = threading.RLock()
         self._work: Work | None = None
+        self._words = Words(size, lambda flat: self._step.carry(flat)) if width == WIDE else None
         self._step = _Step()
         self._limit: Any = None
         self._bounds: dict[float, Any] = {}
@@ -95,6 +101,20 @@ class Float32Rows:
                 self._read(handle, tensor, eps, known_scale, runs)
             for dtype, group in runs.items():
                 self._work.add(dtype, group)
+            if self._words is not None:
+                self._add_words(self._words, tensors, first)
+
+    def _add_words(self, words: Words, tensors: Sequence[Any], first: int) -> None:
+        """Read for fingerprints what is not read on the host."""
+        runs: dict[Any, list[Run]] = {}
+        for handle, tensor in enumerate(tensors, first):
+            if not is_sparse(tensor) and tensor.dtype not in _TO_HOST:
+                values, _ = stored_on_device(tensor)
+                values = values.astype(mindspore.uint8) if values.dtype == mindspore.bool_ else values
+                runs.setdefault(values.dtype, []).append((handle, values))
+                self._step.contents.append(handle)
+        for group in runs.values():
+            words.add(group)
 
     def _read(self, handle: int, tensor: Any, eps: float, scale: Number | None, runs: dict[Any, list[Run]]) -> None:
         values, implicit = stored_on_device(tensor)
@@ -179,7 +199,8 @@ class Float32Rows:
             if self._work is not None:
                 self._work.flush()
             step = self._step.snapshot()
-            return Float32Copy(step, mint.cat(tuple(step.numbers)) if step.numbers else None)
+            words = [] if self._words is None else list(self._words.done)
+            return Float32Copy(step, mint.cat(tuple(step.numbers)) if step.numbers else None, words)
 
     def reset(self) -> None:
         """The step is over."""
@@ -187,14 +208,17 @@ class Float32Rows:
             self._step, self._limit = _Step(), None
             if self._work is not None:
                 self._work.forget()
+            if self._words is not None:
+                self._words.forget()
 
 
 class Float32Copy:
     """A step's numbers on their way to the host."""
 
-    def __init__(self, step: _Step, numbers: Any) -> None:
+    def __init__(self, step: _Step, numbers: Any, words: Sequence[WordRows]) -> None:
         self._step = step
         self._numbers = numbers
+        self._words = words
 
     def write(self, result: Matrix) -> None:
         """Wait for the numbers, and write the rows into float64 `[n, 8]`, each to its handle."""
@@ -213,6 +237,11 @@ class Float32Copy:
             unscale(row, factor)
         for handle, correction in step.corrections:
             correction.apply(result[handle], carried)
+        contents = dict.fromkeys(step.contents, 0)
+        for rows in self._words:
+            rows.add_to(contents, carried)
+        for handle, content in contents.items():
+            result[handle, WIDTH:] = to_fields(content)
         for handle, length, place, whole in step.put:
             words = carried[place : place + (2 * length if whole else length)]
             target = result[handle : handle - (-length // result.shape[1])].reshape(-1)
