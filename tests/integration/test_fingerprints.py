@@ -2,14 +2,18 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
 import msmon_io
 from msmon.cli import main
+from msmon.heat_maps import histograms
 from msmon.monitor_v2 import TrainerMonitorV2
 from msmon.pytorch import TrainerMon
+from msmon_hooks import TensorRef
 from msmon_stats import fingerprints, partial_many
+from msmon_stats.torch import PartialBuffer
 
 from .reference_models import build
 
@@ -137,3 +141,17 @@ def test_metrics_of_the_step_in_flight(write_config, output_dir):
     metrics = reduced["0:fc1.weight/rank0/grad_reduced"]
     assert list(metrics) == ["shape", "fingerprint", "norm"]
     assert metrics["fingerprint"] == text_of(model.fc1.weight.grad)[0]
+
+
+def test_histograms_ride_in_wider_rows():
+    ref = TensorRef("adam_histogram", "w", 0, None, 0, (0,), (2,), "torch.float32")
+    found = []
+    for fingerprint in (False, True):
+        buffer = PartialBuffer(fingerprint=fingerprint)
+        buffer.measure([torch.ones(3)], 1e-8)
+        handle = buffer.put(torch.arange(140.0))
+        buffer.measure([torch.ones(3)], 1e-8)
+        made = histograms(0, [ref], np.array([handle]), buffer.transfer().matrix())
+        found.append([(table.values.tolist(), counts.tolist()) for table, counts in made])
+    assert found[0] == found[1]
+    assert found[0][0][1][0][1:4] == [2.0, 3.0, 4.0]
