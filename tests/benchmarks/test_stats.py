@@ -23,6 +23,9 @@ ROWS = {
     "operators 64 M": ("without compiled kernels (torch's operators) / fp32 sum", "23-50", ""),
     "2000 small": ("2,000 tensors of 1,000 elements / torch._foreach_norm", "> 20", "3"),
     "2000 small, buffer": ("the same by PartialBuffer.measure / torch._foreach_norm", "", "3"),
+    "fingerprint, fp32": ("with fingerprint / without, fp32 64 M elements", "", "1.3"),
+    "fingerprint, bf16": ("the same, bf16", "", "1.3"),
+    "fingerprint, small": ("the same, 2,000 tensors of 1,000 elements by PartialBuffer.measure", "", "1.3"),
     "one activation": ("PartialBuffer.measure of one [64, 64] tensor / its sum", "", ""),
 }
 
@@ -106,6 +109,26 @@ def test_stats_many_small_through_the_buffer(compare, small):
         buffer.transfer()
 
     compare("2000 small, buffer", measure, lambda: torch._foreach_norm(small))
+
+
+def test_stats_fingerprint_fp32(compare, large):
+    compare("fingerprint, fp32", lambda: partial(large, fingerprint=True), lambda: partial(large))
+
+
+def test_stats_fingerprint_bf16(compare, large):
+    half = large.bfloat16()
+    compare("fingerprint, bf16", lambda: partial(half, fingerprint=True), lambda: partial(half))
+
+
+def test_stats_fingerprint_many_small(compare, small):
+    def measure(buffer):
+        buffer.measure(small, 1e-8)
+        buffer.transfer()
+
+    plain, with_fingerprint = PartialBuffer(), PartialBuffer(fingerprint=True)
+    measure(with_fingerprint)
+    measure(plain)
+    compare("fingerprint, small", lambda: measure(with_fingerprint), lambda: measure(plain), repeat=10)
 
 
 def test_stats_one_activation(compare):

@@ -12,6 +12,8 @@ from mindspore import Tensor, mint, nn, ops
 from mindspore import dataset as datasets
 from mindspore.experimental import optim as experimental
 
+import msmon_io
+import msmon_stats
 from msmon.mindspore import TrainerMon
 
 from .mindspore_models import batches, build, mlp, train, weight_bytes
@@ -404,3 +406,20 @@ def test_arguments_are_checked_and_nothing_is_kept_alive(write_config, output_di
     del model, optimizer, monitor
     gc.collect()
     assert [reference() for reference in dead] == [None, None, None]
+
+
+def test_fingerprints(write_config, output_dir):
+    model, optimizer = build("mlp")
+    config = write_config(param_distribution=True, wg_distribution=True, ops=["fingerprint", "norm"])
+    with TrainerMon(config) as monitor:
+        monitor.set_monitor(model, 1, optimizer)
+        train("mlp", model, optimizer)
+    found = {}
+    for path in sorted(run_dir(output_dir).glob("param_updated_*.csv")):
+        for one in msmon_io.read_csv(path):
+            found |= dict(zip(one.names, one.text["fingerprint"], strict=True))
+    weights = {
+        one.name: msmon_stats.partial_many([one], fingerprint=True).asnumpy() for one in model.trainable_params()
+    }
+    assert found == {name: msmon_stats.fingerprints(row)[0] for name, row in weights.items()}
+    assert len(set(found.values())) == len(found) == 4

@@ -10,7 +10,7 @@ FIELDS = (
     "mv_distribution, mg_direction, ur_distribution, cc_distribution, stack_info, alert, l2_targets, "
     "recording_l2_features, sa_order, format, ops, eps, ndigits, step_count_per_record, append_output, squash_name"
 )
-OPS = "min, max, mean, norm, zeros, nans, std, rms, absmax, infs, shape, dtype"
+OPS = "min, max, mean, norm, zeros, nans, std, rms, absmax, infs, shape, dtype, fingerprint"
 TWO_STAMPS = '[] or two time stamps such as ["Dec03_21-34-40", "Dec03_21-34-41"]'
 STAMP = "a time stamp such as Dec03_21-34-40"
 SELECTOR = '"tensor", "tuple[n]:i" with i < n, "tuple[n]" or ""'

@@ -114,7 +114,7 @@ def test_what_is_logged(path, caplog):
         ("ERROR", f"{name}: line 1 column 2: the text ends before the object does; is the file complete?\n"
          "nothing is collected"),
         ("WARNING", f'{name}: ops: dropped "nrm" (did you mean "norm"?); the statistics are min, max, mean, norm, '
-         "zeros, nans, std, rms, absmax, infs, shape, dtype"),
+         "zeros, nans, std, rms, absmax, infs, shape, dtype, fingerprint"),
         ("WARNING", f"{name}: ops: no valid entry, so norm is used"),
         ("ERROR", f"{name}: line 1 column 2: the text ends before the object does; is the file complete?\n"
          "collection goes on as before"),

@@ -101,6 +101,36 @@ def test_parts_and_replicas(tmp_path, stored, record):
     assert coverage["expected"] == coverage["seen"] == {"grad_reduced": 1}
 
 
+def test_fingerprints_that_replicas_agree_on(tmp_path):
+    texts = {0: [["a", "b"], ["c", "s"]], 1: [["a", "d"], ["c", "s"]], 2: [["a", "b"], ["", "s"]]}
+    """Of each rank, step by step: of a tensor that all hold as a whole, and of another, or of a shard."""
+    for rank, steps in texts.items():
+        run_dir = msmon_io.create_run_dir(tmp_path, rank)
+        whole = [{**entry(rank), "name": name, "shards": []} for name in ("v", "x")]
+        config = {"ndigits": 17, "step_count_per_record": 1, "ops": ["fingerprint", "norm"]}
+        info = {"rank": rank, "pp_stage": 0, "config": config, "tensors": [*whole, entry(rank)]}
+        msmon_io.write_json(run_dir / "run.json", info)
+        with msmon_io.CsvWriter(run_dir, ndigits=17) as writer:
+            for step, (one, other) in enumerate(steps):
+                names = ["v", "x"] if step == 0 else ["v", "w"]
+                writer.write(
+                    Table(
+                        data_type="grad_reduced",
+                        step=step,
+                        names=names,
+                        vpp_stages=[0, 0],
+                        ops=["fingerprint", "norm"],
+                        values=[[1.0], [1.0]],
+                        text={"fingerprint": [one, other]},
+                    )
+                )
+    (run_dir,) = merge_ranks(tmp_path).run_dirs
+    merged = [table for path in sorted(run_dir.glob("*.csv")) for table in msmon_io.read_csv(path)]
+    found = [dict(zip(table.names, table.text["fingerprint"], strict=True)) for table in merged]
+    # Two ranks know of none what the third knows; shards have fingerprints of their own.
+    assert found == [{"v": "a", "x": ""}, {"v": "", "w": ""}]
+
+
 @pytest.mark.parametrize("stored", [True, False])
 def test_a_nan_in_one_part(tmp_path, stored):
     values = WHOLE.copy()

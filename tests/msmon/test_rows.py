@@ -8,7 +8,7 @@ import numpy as np
 
 from msmon.rows import RowReader, StepRows
 from msmon_hooks import TensorRef
-from msmon_stats import FIELDS, partial
+from msmon_stats import FIELDS, fingerprints, partial, partial_many
 
 OPS = ("norm", "min", "shape", "nans")
 
@@ -71,6 +71,18 @@ def test_rows_of_any_steps_are_those_of_a_reader_that_saw_no_other():
         assert rows.layout.left_out == alone.layout.left_out
         assert rows.layout.statistics.refs == alone.layout.statistics.refs
         assert np.array_equal(rows.partials, alone.partials)
+
+
+def test_fingerprints_are_of_one_tensor():
+    matrix = partial_many([np.ones(2), np.zeros(2), np.arange(2.0)], fingerprint=True)
+    refs = (ref("other", "a", merges=True), ref("other", "a", merges=True), ref("other", "b", merges=True, order=1))
+    rows = RowReader(("fingerprint", "norm")).read(refs, np.arange(3), matrix)
+    (table,) = rows.tables(step=0)
+    assert table.text == {"fingerprint": ["", fingerprints(matrix)[2]]}
+    assert table.rows() == [[2**0.5], [1.0]]
+    assert rows.partials.shape == (2, 8)
+    again = RowReader(("norm", "fingerprint")).read(refs[2:], np.array([1]), matrix)
+    assert again.tables(step=1)[0].text == {"fingerprint": fingerprints(matrix)[1:2]}
 
 
 def test_what_has_no_row():

@@ -16,6 +16,7 @@ from msmon_stats.mindspore import PartialBuffer, buffer, float32_rows, math, par
 from . import reference
 from .conformance import Conformance
 from .feature_conformance import FeatureConformance
+from .fingerprint_conformance import FingerprintConformance
 
 try:
     from mindspore.utils import MsDispatchMode
@@ -24,7 +25,7 @@ except ImportError:  # older versions show nobody what they launch
 shows_launches = pytest.mark.skipif(MsDispatchMode is ExitStack, reason="this MindSpore does not show what it launches")
 
 
-class MindSporeConformance(Conformance):
+class MindSporeConformance(FingerprintConformance, Conformance):
     # Conversion by the framework is for the device; here it is what numpy gives that counts.
     missing = ("float8_e4m3fn", "float8_e5m2")
     many_values = 200_000
@@ -42,6 +43,10 @@ class MindSporeConformance(Conformance):
 
     def host(self, result):
         return result.asnumpy()
+
+    def content(self, tensor):
+        array = tensor.asnumpy()
+        return array.size, np.ascontiguousarray(array).tobytes()
 
     def views(self, tensor):
         return [
@@ -71,6 +76,13 @@ class MindSporeConformance(Conformance):
             Tensor([0, 1, 2], mindspore.int32), Tensor([1, 0], mindspore.int32), Tensor([1.0, 2.0]), (2, 4)
         )
         assert self.host(partial(rows, kernel=self.kernel)).tolist() == [8, 0, 0, 6, 0, 2, 3, 5]
+
+    def test_sparse_tensors_have_no_fingerprint(self):
+        rows = mindspore.CSRTensor(
+            Tensor([0, 1, 2], mindspore.int32), Tensor([1, 0], mindspore.int32), Tensor([1.0, 2.0]), (2, 4)
+        )
+        dense = normals(3)
+        assert self.found([rows, dense]) == ["", *self.expected([dense])]
 
 
 class TestMindSporeCompiled(MindSporeConformance):
@@ -174,6 +186,43 @@ def test_a_list_of_tensors_takes_25_operators(dtype, accelerator):
     np.testing.assert_allclose(np.sqrt(found[:, 7]), np.sqrt(expected[:, 7]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fingerprints_on_an_accelerator(dtype, accelerator):
+    shapes = [(32, 64), (32,), (64, 31), (7,), (1000, 3), (2048,), (5, 5, 5), (3_000_001,)] * 2
+    tensors = [normals(*shape, seed=i).astype(getattr(mindspore, dtype)) for i, shape in enumerate(shapes)]
+    tensors += [Tensor(np.arange(70_000)), Tensor(np.array([True, False, True])), tensors[2].T]
+    tensors += [Tensor(np.arange(5, dtype=np.int16)), tensors[0][:0], tensors[0].reshape(-1)[1:]]
+    arrays = [np.ascontiguousarray(tensor.asnumpy()) for tensor in tensors]
+    expected = [reference.fingerprint(array.size, array.tobytes()) for array in arrays]
+    rows = PartialBuffer(fingerprint=True)
+    with accelerator:
+        rows.measure(tensors[:8], 1e-8, 2.0)
+        early = rows.peek()
+        rows.measure(tensors[8:], 1e-8)
+        transfer = rows.transfer()
+        rows.measure(tensors[3:5], 1e-8)
+        again = rows.transfer()
+    assert msmon_stats.fingerprints(early.matrix()) == expected[:8]
+    assert msmon_stats.fingerprints(transfer.matrix()) == expected
+    assert msmon_stats.fingerprints(again.matrix()) == expected[3:5]
+
+
+@shows_launches
+def test_operators_of_fingerprints(accelerator):
+    counts = []
+    for fingerprint in (False, True):
+        rows = PartialBuffer(fingerprint=fingerprint)
+        rows.measure([normals(100)], 1e-8)
+        rows.discard()
+        accelerator.names = []
+        with accelerator:
+            rows.measure([normals(100, seed=seed) for seed in range(50)], 1e-8)
+            rows.transfer()
+        counts.append(len(accelerator.names))
+    print(f"for fingerprints: {counts[1] - counts[0]} operators")
+    assert counts[1] - counts[0] == 4 + 11
+
+
 @shows_launches
 def test_a_call_takes_one_operator_and_long_tensors_take_few(accelerator):
     rows = PartialBuffer()
@@ -187,13 +236,18 @@ def test_a_call_takes_one_operator_and_long_tensors_take_few(accelerator):
     assert len(accelerator.names) <= 20 + 4 * LAUNCHES + 4
 
 
+<<<<<<< HEAD
 @shows_launches
 def test_every_operator_exists_for_ascend(accelerator):
+=======
+@pytest.mark.parametrize("fingerprint", [False, True])
+def test_every_operator_exists_for_ascend(accelerator, fingerprint):
+>>>>>>> fp
     """The installed package says so: it names the classes of Ascend's operators."""
     library = Path(mindspore.__file__).parent / "lib" / "plugin" / "libmindspore_ops_ascend.so"
     if not library.exists():
         pytest.skip("this package of MindSpore has nothing for Ascend")
-    rows = PartialBuffer()
+    rows = PartialBuffer(fingerprint=fingerprint)
     with accelerator:
         tensors = [normals(70, 50), normals(9).astype(mindspore.bfloat16), Tensor([3, 4]), Tensor([True, False])]
         rows.measure(tensors, 1e-8, Tensor(1024.0))

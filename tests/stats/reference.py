@@ -39,3 +39,12 @@ def statistics(values, eps=1e-8):
             "absmax": np.abs(values).max(),
             "infs": np.isinf(values).sum(),
         }
+
+
+def fingerprint(count, content):
+    """Of so many elements and their bytes, by whole numbers of any size."""
+    words = [count, *(int.from_bytes(content[at : at + 4], "little") for at in range(0, len(content), 4))]
+    total = 0
+    for word in reversed(words):
+        total = (total * 6364136223846793005 + word) % 2**64
+    return f"{total:016x}"

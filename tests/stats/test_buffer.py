@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from msmon_stats import numpy as array_backend
-from msmon_stats import partial
+from msmon_stats import fingerprints, partial, partial_many
 from msmon_stats.torch import PartialBuffer, float64_rows
 
 
@@ -52,15 +52,15 @@ def test_more_rows_than_a_page(buffer):
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_rows_for_which_there_is_no_memory_leave_the_others_alone(buffer, monkeypatch, failing):
     allocations = []
-    allocate = float64_rows._host_page
+    allocate = float64_rows.HostRows._page
 
-    def or_fail(rows):
+    def or_fail(self, rows):
         allocations.append(rows)
         if len(allocations) == failing:
             raise MemoryError
-        return allocate(rows)
+        return allocate(self, rows)
 
-    monkeypatch.setattr(float64_rows, "_host_page", or_fail)
+    monkeypatch.setattr(float64_rows.HostRows, "_page", or_fail)
     buffer = PartialBuffer(kernel=buffer._host_rows._kernel)
     known = {}
     for i in range(500):
@@ -144,3 +144,21 @@ def test_the_same_for_arrays():
     assert matrix[:, 6].tolist() == [1.5, 8.0, 0.0]
     assert matrix[2, 0] == 5.0
     assert buffer.transfer().matrix().shape == (0, 8)
+
+
+@pytest.mark.parametrize("kernel", ["cpu", "operators"])
+def test_fingerprints_are_of_what_is_stored(kernel):
+    values = [torch.tensor([3.0, -4.0, 5e-9]), torch.arange(6.0).reshape(2, 3).mT]
+    expected = fingerprints(partial_many(values, fingerprint=True).numpy())
+    buffer = PartialBuffer(kernel=kernel, fingerprint=True)
+    buffer.measure(values, 1e-8, 1024.0)
+    first = buffer.put(torch.arange(13.0))
+    buffer.measure(values[:1], 1e-8)
+    matrix = buffer.transfer().matrix()
+    assert fingerprints(matrix[:2]) == expected
+    assert fingerprints(matrix[4:]) == expected[:1]
+    assert matrix[first : first + 2].ravel().tolist() == [*range(13), *[0] * 7]
+    # And of numpy's.
+    arrays = array_backend.PartialBuffer(fingerprint=True)
+    arrays.measure([one.numpy() for one in values], 1e-8, 1024.0)
+    assert fingerprints(arrays.transfer().matrix()) == expected

@@ -62,11 +62,15 @@ def test_summary_with_nothing_but_attrs_and_numpy(tmp_path):
     assert done.stdout.splitlines()[-1] == "False"
 
 
+def test_fingerprint_as_it_is_defined():
+    exec(EXAMPLES[1], {})
+
+
 def test_training_step():
     model = torch.nn.Linear(2, 1, bias=False)
     model(torch.tensor([[3.0, -4.0]])).sum().backward()
     names = {"model": model}
-    exec(EXAMPLES[1], names)
+    exec(EXAMPLES[2], names)
     assert names["handles"] == [0]
     assert names["rows"].tolist() == [[5.0, 3.0]]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from msmon_stats import partial, partial_many
+from msmon_stats import fingerprints, partial, partial_many
 from msmon_stats.cpu import team
 
 from . import reference
@@ -37,6 +37,10 @@ def test_the_numbers_do_not_depend_on_the_threads(values):
         expected = reference.partials(tensor.numpy(), 0.5)
         np.testing.assert_array_equal(row[:6], expected[:6])
         np.testing.assert_allclose(row[6:], expected[6:], rtol=1e-9, atol=1e-9)
+    wide = partial_many(tensors, 0.5, kernel="cpu", fingerprint=True).numpy()
+    np.testing.assert_array_equal(wide[:, :8], rows)
+    contents = [(tensor.numel(), tensor.numpy().tobytes()) for tensor in tensors]
+    assert fingerprints(wide) == [reference.fingerprint(*content) for content in contents]
     # In pieces or at once: bit for bit the same in every arrangement of threads.
     np.testing.assert_array_equal(rows[0], _alone(tensors[0]))
 

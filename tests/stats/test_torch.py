@@ -9,9 +9,10 @@ from msmon_stats import partial, summarize
 from msmon_stats.torch import PartialBuffer
 
 from .conformance import Conformance
+from .fingerprint_conformance import FingerprintConformance
 
 
-class TensorConformance(Conformance):
+class TensorConformance(FingerprintConformance, Conformance):
     # Wide unsigned integers came with torch 2.3.
     missing = tuple(name for name in ("uint16", "uint32", "uint64") if not hasattr(torch, name))
 
@@ -27,6 +28,11 @@ class TensorConformance(Conformance):
 
     def host(self, result):
         return result.numpy()
+
+    def content(self, tensor):
+        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+        numbers = torch.view_as_real(values).view(-1) if values.is_complex() else values
+        return tensor.numel(), numbers.view(torch.uint8).numpy().tobytes()
 
     def views(self, tensor):
         return [
@@ -75,6 +81,16 @@ class TensorConformance(Conformance):
         assert imaginary.is_neg()
         assert partial(imaginary, kernel=self.kernel).tolist()[4:7] == [-4.0, -3.0, -7.0]
         assert partial(values.conj(), kernel=self.kernel)[5].item() == pytest.approx(abs(-2 + 4j))
+
+    def test_fingerprint_of_negative_and_conjugate_views(self):
+        conjugate = self.numbers("complex64", (7, 9)).conj()
+        tensors = [conjugate, conjugate.mT, conjugate.imag, conjugate.imag.mT]
+        assert self.found(tensors) == self.expected(tensors)
+
+    def test_sparse_tensors_have_no_fingerprint(self):
+        dense = torch.eye(3)
+        sparse = [dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()]
+        assert self.found([*sparse, dense]) == ["", "", "", *self.expected([dense])]
 
     def test_eps_as_a_tensor(self):
         values = torch.tensor([0.5, 2.0, 0.0])

@@ -37,43 +37,63 @@ def test_kernels_compile_for_gpus(gpu, tmp_path, monkeypatch):
     from msmon_stats.torch import triton_kernels, triton_rows
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    rows = {"eps": "*fp64", "rows": "*fp64", "BLOCK": "constexpr", "NARROW": "constexpr"}
+    names = ("BLOCK", "NARROW", "WIDTH", "ITEMSIZE", "STEP")
+    rows = {"eps": "*fp64", "rows": "*fp64", "places": "*i64", **dict.fromkeys(names, "constexpr")}
+    options = {"BLOCK": triton_kernels._BLOCK, "NARROW": True, "WIDTH": 8, "ITEMSIZE": 0, "STEP": 1}
+    wide = {**options, "WIDTH": 10, "STEP": -(2**60) + 1}
     sources = [
         ASTSource(
             fn=triton_kernels._one_tensor,
-            signature={"pointer": pointer, "size": "i64", "piece": "i64", **rows},
-            constexprs={"BLOCK": triton_kernels._BLOCK, "NARROW": narrow},
+            signature={"pointer": pointer, "size": "i64", "piece": "i64", "powers": "*i64", **rows},
+            constexprs=constexprs,
         )
-        for pointer, narrow in (("*bf16", True), ("*fp64", False))
+        for pointer, constexprs in (
+            ("*bf16", options),
+            ("*fp64", {**options, "NARROW": False}),
+            ("*bf16", {**wide, "ITEMSIZE": 2}),
+            ("*fp64", {**wide, "ITEMSIZE": 8, "NARROW": False}),
+            ("*i8", {**wide, "ITEMSIZE": 1}),
+        )
     ]
     sources += [
         ASTSource(
             fn=triton_kernels._many_tensors,
             signature={"table": "*i64", "DTYPE": "constexpr", **rows},
-            constexprs={"DTYPE": triton_kernels.TYPES["float32"], "BLOCK": triton_kernels._BLOCK, "NARROW": True},
-        ),
+            constexprs={"DTYPE": triton_kernels.TYPES["float32"], **constexprs},
+        )
+        for constexprs in (options, {**wide, "ITEMSIZE": 4})
+    ]
+    sources += [
         ASTSource(
             fn=triton_kernels._merge,
-            signature={"rows": "*fp64", "bounds": "*i64", "out": "*fp64", "BLOCK": "constexpr"},
-            constexprs={"BLOCK": 128},
-        ),
+            signature={
+                "rows": "*fp64",
+                "bounds": "*i64",
+                "out": "*fp64",
+                **dict.fromkeys(("BLOCK", "WIDTH", "COLUMNS"), "constexpr"),
+            },
+            constexprs={"BLOCK": 128, "WIDTH": width, "COLUMNS": columns},
+        )
+        for width, columns in ((8, 8), (10, 16))
     ]
-    rows = {"limit": "*fp32", "numbers": "*fp32", "count": "i32", "ROW": "constexpr"}
+    rows = {"limit": "*fp32", "numbers": "*fp32", "words": "*i64", "places": "*i64", "count": "i32"}
+    rows |= {"ROW": "constexpr", "ITEMSIZE": "constexpr"}
     sources += [
         ASTSource(
             fn=triton_rows._one_tensor,
             signature={"pointer": pointer, "size": "i64", **rows},
-            constexprs={"ROW": triton_rows.ROW},
+            constexprs={"ROW": triton_rows.ROW, "ITEMSIZE": itemsize},
         )
-        for pointer in ("*bf16", "*fp32")
+        for pointer, itemsize in (("*bf16", 0), ("*fp32", 0), ("*bf16", 2), ("*fp32", 4))
     ]
-    sources.append(
+    sources += [
         ASTSource(
             fn=triton_rows._many_tensors,
             signature={"table": "*i64", "DTYPE": "constexpr", **rows},
-            constexprs={"DTYPE": triton_kernels.TYPES["bfloat16"], "ROW": triton_rows.ROW},
+            constexprs={"DTYPE": triton_kernels.TYPES["bfloat16"], "ROW": triton_rows.ROW, "ITEMSIZE": itemsize},
         )
-    )
+        for itemsize in (0, 2)
+    ]
     for source in sources:
         compiled = triton.compile(source, target=GPUTarget(*gpu))
         assert compiled.asm["cubin" if gpu[0] == "cuda" else "hsaco"]

@@ -16,7 +16,7 @@ Bools = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp] | slice
 """History rows of a table's tensors; a slice where they are adjacent, so that no copy is needed."""
 
-NO_NUMBERS = frozenset({"shape", "dtype"})
+NO_NUMBERS = frozenset({"shape", "dtype", "fingerprint"})
 """Statistics that are text, on which no rule has anything to say."""
 COUNTS = frozenset({"nans", "infs"})
 """Statistics that count elements, so that their size says nothing about the values."""

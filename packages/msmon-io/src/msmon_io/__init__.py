@@ -21,7 +21,7 @@ from msmon_io.run_dirs import (
     run_dirs,
 )
 from msmon_io.second_form_writer import SecondFormWriter
-from msmon_io.table import TEXT_OPS, Table
+from msmon_io.table import FINGERPRINT, TEXT_OPS, Table
 from msmon_io.tags import tag
 from msmon_io.writers import (
     Writer,
@@ -43,6 +43,7 @@ __version__ = "0.1.0"
 
 # Public too, but not for `import *`, which must work without the extras: what `_OF_EXTRAS` names.
 __all__ = [
+    "FINGERPRINT",
     "TEXT_OPS",
     "Background",
     "BrokenLine",

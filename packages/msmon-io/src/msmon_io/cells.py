@@ -28,6 +28,18 @@ def _unescape(match: re.Match[str]) -> str:
     return _LONG.get(code) or chr(int(code[1:], 16))
 
 
+def encode_new_cell(text: str) -> str:
+    """As `encode_cell`, for a text that hardly comes again."""
+    if _PLAIN.fullmatch(text):
+        return text
+    text = _UNSAFE.sub(_escape, text)
+    if _FORMULA.match(text):
+        text = "'" + text
+    if _QUOTE.search(text):
+        text = '"' + text.replace('"', '""') + '"'
+    return text
+
+
 # The same names come every step.
 @lru_cache(maxsize=1 << 18)
 def encode_cell(text: str) -> str:
@@ -40,14 +52,7 @@ def encode_cell(text: str) -> str:
     >>> [encode_cell(t) for t in ("fc1.weight", "[8, 4]", "a\nb", "=cmd()")]
     ['fc1.weight', '"[8, 4]"', 'a\\nb', "'=cmd()"]
     """
-    if _PLAIN.fullmatch(text):
-        return text
-    text = _UNSAFE.sub(_escape, text)
-    if _FORMULA.match(text):
-        text = "'" + text
-    if _QUOTE.search(text):
-        text = '"' + text.replace('"', '""') + '"'
-    return text
+    return encode_new_cell(text)
 
 
 def decode_cell(text: str) -> str:

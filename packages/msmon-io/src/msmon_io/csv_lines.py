@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
-from msmon_io.cells import encode_cell
+from msmon_io.cells import encode_cell, encode_new_cell
 from msmon_io.numbers import COUNT_OPS, MAX_BULK_DIGITS, format_column
-from msmon_io.table import Table
+from msmon_io.table import FINGERPRINT, Table
 
 if TYPE_CHECKING:
     from msmon_io.row_starts import RowStarts
@@ -42,9 +42,15 @@ def csv_lines(table: Table, ndigits: int, known_starts: MutableMapping[str, RowS
     return _lines(table, list(zip(*[row.split(",") for row in rows], strict=True)))
 
 
+def text_cells(table: Table) -> dict[str, list[str]]:
+    """The cells of the text columns."""
+    encode = {FINGERPRINT: encode_new_cell}
+    return {op: list(map(encode.get(op, encode_cell), texts)) for op, texts in table.text.items()}
+
+
 def _lines(table: Table, numbers: Sequence[Sequence[str]]) -> bytes:
     cells: dict[str, Iterable[str]] = dict(zip(table.number_ops, numbers, strict=True))
-    cells |= {op: map(encode_cell, texts) for op, texts in table.text.items()}
+    cells |= text_cells(table)
     columns: list[Iterable[object]] = [table.vpp_stages, map(encode_cell, table.names)]
     columns.append(itertools.repeat(table.step, len(table)))
     if table.micro_steps is not None:

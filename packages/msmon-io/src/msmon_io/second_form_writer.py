@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msmon_io.cells import encode_cell
+from msmon_io.csv_lines import text_cells
 from msmon_io.csv_writer import CsvWriter
 from msmon_io.files import PathLike
 from msmon_io.numbers import format_column
@@ -76,10 +77,9 @@ class SecondFormWriter(CsvWriter):
 
     def _lines(self, table: Table, place: Place) -> list[str]:
         numbers = dict(zip(table.number_ops, zip(*table.rows(), strict=True), strict=True))
+        texts = text_cells(table)
         cells = {
-            op: list(map(encode_cell, table.text[op]))
-            if op in table.text
-            else format_column(numbers[op], op, self.ndigits)
+            op: texts[op] if op in texts else format_column(numbers[op], op, self.ndigits)
             for op in self._ops[place.monitor]
         }
         columns: list[Sequence[object]] = [

@@ -18,8 +18,9 @@ class SupportsToList(Protocol):
 
 Values = SupportsToList | Sequence[Sequence[float]]
 
-TEXT_OPS = ("shape", "dtype")
-"""Columns that hold text; everything else is a number."""
+FINGERPRINT = "fingerprint"
+TEXT_OPS = ("shape", "dtype", FINGERPRINT)
+"""Columns that hold text; everything else is a number. Fingerprints are other ones at every step."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -46,7 +47,7 @@ class Table:
     values: Values
     """float64 of shape (rows, number columns), in the order of the number columns of `ops`."""
     text: Mapping[str, Sequence[str]] = field(factory=dict)
-    """The text columns (`shape`, `dtype`): name -> one text a row."""
+    """The text columns (those of `TEXT_OPS`): name -> one text a row."""
 
     def __attrs_post_init__(self) -> None:
         rows = len(self.names)

@@ -15,6 +15,7 @@ from msmon_stats.features import (
 )
 from msmon_stats.fields import FIELDS, OPS
 from msmon_stats.finalizing import finalize
+from msmon_stats.fingerprint import fingerprints
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "adam_update",
     "attention_features",
     "finalize",
+    "fingerprints",
     "histogram",
     "linear_features",
     "merge",

@@ -24,7 +24,9 @@ def unsupported_reason(tensor: Any) -> str | None:
     return backend_of(tensor).unsupported_reason(tensor)  # type: ignore[no-any-return]
 
 
-def partial(tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str | None = None) -> Any:
+def partial(
+    tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str | None = None, fingerprint: bool = False
+) -> Any:
     """The sufficient statistics of one tensor, on its own device, without waiting for the device.
 
     Args:
@@ -33,6 +35,7 @@ def partial(tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str
         eps: elements with `abs(x) < eps` count as zeros; a number, or a 0-d tensor on the same device.
         out: float64 `[8]` on the same device to write into.
         kernel: force an implementation; one of `msmon_stats.KERNELS`; None picks the fastest.
+        fingerprint: two more columns, from which `msmon_stats.fingerprints` makes the fingerprint.
 
     Returns:
         float64 `[8]` on the tensor's device, in the order of `msmon_stats.FIELDS`; on the host, and waited for, where
@@ -47,11 +50,19 @@ def partial(tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str
     >>> partial(np.array([1.0, -2.0, np.nan, 0.0])).tolist()
     [4.0, 1.0, 0.0, 1.0, -2.0, 1.0, -1.0, 5.0]
     """
-    return backend_of(tensor).partial(tensor, eps, out=out, kernel=kernel)
+    return backend_of(tensor).partial(tensor, eps, out=out, kernel=kernel, fingerprint=fingerprint)
 
 
-def partial_many(tensors: Sequence[Any], eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str | None = None) -> Any:
-    """The sufficient statistics of many tensors of one framework and device: float64 `[n, 8]`.
+def partial_many(
+    tensors: Sequence[Any],
+    eps: Any = DEFAULT_EPS,
+    *,
+    out: Any = None,
+    kernel: str | None = None,
+    fingerprint: bool = False,
+) -> Any:
+    """The sufficient statistics of many tensors of one framework and device: float64 `[n, 8]`, with fingerprints
+    `[n, 10]`.
 
     As `partial`, with a cost per tensor that is far below that of a call.
 
@@ -65,13 +76,14 @@ def partial_many(tensors: Sequence[Any], eps: Any = DEFAULT_EPS, *, out: Any = N
     """
     if len(tensors) == 0:
         raise ValueError("partial_many needs at least one tensor: the framework and the device are taken from it")
-    return backend_of(tensors[0]).partial_many(tensors, eps, out=out, kernel=kernel)
+    return backend_of(tensors[0]).partial_many(tensors, eps, out=out, kernel=kernel, fingerprint=fingerprint)
 
 
 def merge(a: Any, b: Any) -> Any:
     """The partials of two parts together: counts and sums are added, min and max compared.
 
-    Takes and gives float64 `[8]` or `[n, 8]` of one framework, on their device.
+    Takes and gives float64 `[8]` or `[n, 8]` of one framework, on their device. Columns of fingerprints become nan:
+    they do not say where in the whole a part begins.
 
     >>> import numpy as np
     >>> x = np.array([3.0, 1.0, 2.0])

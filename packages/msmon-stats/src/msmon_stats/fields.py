@@ -12,4 +12,8 @@ OPS = ("min", "max", "mean", "norm", "zeros", "nans", "std", "rms", "absmax", "i
 WIDTH = len(FIELDS)
 COUNT, NANS, INFS, ZEROS, MIN, MAX, SUM, SUMSQ = range(WIDTH)
 
+WIDE = WIDTH + 2
+LOW, HIGH = range(WIDTH, WIDE)
+"""Two more columns of rows that have a fingerprint; see `msmon_stats.fingerprint`."""
+
 DEFAULT_EPS = 1e-8

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from msmon_stats.fields import COUNT, INFS, MAX, MIN, NANS, OPS, SUM, SUMSQ, WIDTH, ZEROS
+from msmon_stats.fields import COUNT, INFS, MAX, MIN, NANS, OPS, SUM, SUMSQ, WIDE, WIDTH, ZEROS
 
 Matrix = NDArray[np.float64]
 
@@ -16,7 +16,8 @@ def finalize(matrix: Matrix, ops: Sequence[str] = OPS) -> Matrix:
     """Derive statistics from rows of partials.
 
     Args:
-        matrix: float64 `[n, 8]`, columns `msmon_stats.FIELDS`.
+        matrix: float64 `[n, 8]`, columns `msmon_stats.FIELDS`; or `[n, 10]`, whose fingerprints
+            `msmon_stats.fingerprints` reads.
         ops: names out of `msmon_stats.OPS`, in the order of the wanted columns.
 
     Returns:
@@ -29,7 +30,7 @@ def finalize(matrix: Matrix, ops: Sequence[str] = OPS) -> Matrix:
         * An empty tensor (count 0) has norm 0 and counts 0, and nan for everything else.
 
     Raises:
-        ValueError: an unknown name in `ops`, or a matrix that is not `[n, 8]`.
+        ValueError: an unknown name in `ops`, or a matrix of another shape.
 
     >>> import numpy as np
     >>> from msmon_stats import finalize, partial
@@ -40,7 +41,7 @@ def finalize(matrix: Matrix, ops: Sequence[str] = OPS) -> Matrix:
     if unknown:
         raise ValueError(f"unknown statistics {unknown}; known are {', '.join(OPS)}")
     matrix = np.asarray(matrix, dtype=np.float64)
-    if matrix.ndim != 2 or matrix.shape[1] != WIDTH:
+    if matrix.ndim != 2 or matrix.shape[1] not in (WIDTH, WIDE):
         raise ValueError(f"partials must have the shape [n, {WIDTH}], not {list(matrix.shape)}")
     result = np.empty((len(matrix), len(ops)))
     with np.errstate(all="ignore"):

@@ -7,13 +7,15 @@ sums lose, and these are made of differences from the row's mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from msmon_stats.fields import COUNT, INFS, MAX, MIN, NANS, SUM, SUMSQ, ZEROS
+from msmon_stats.fingerprint import WORD, element_powers, power, powers
 from msmon_stats.rows import Matrix, add_zeros, repeat, unscale
 
 ROW = 2048
@@ -104,6 +106,40 @@ class Correction:
             add_zeros(row, self.implicit, self.eps(carried))
         if self.scale is not None:
             unscale(row, self.scale(carried))
+
+
+@frozen(kw_only=True, eq=False)
+class WordRows:
+    """Sums over the words of rows, for fingerprints: a number of 8 bytes each, which takes the room of two."""
+
+    place: int
+    """Of the first of the numbers."""
+    runs: Sequence[tuple[int, int]]
+    """Handle and number of values of each tensor, in order; each begins at a row."""
+    before: Sequence[int]
+    """Words of the tensor before its rows."""
+    itemsize: int
+    """Bytes of a value."""
+    padding: int
+    """The bits of what is free in a tensor's last row."""
+
+    def add_to(self, contents: dict[int, int], carried: Carried) -> None:
+        """To the sums over the words of tensors, by handle."""
+        start, step = self.place, ROW * self.itemsize // WORD
+        for (handle, values), before in zip(self.runs, self.before, strict=True):
+            rows = -(-values // ROW)
+            sums = carried[start : start + 2 * rows].view(np.uint64)
+            total = int((sums * powers(rows, step)).sum())
+            if self.padding and values % ROW:
+                total -= self.padding * _padded(self.itemsize, values % ROW) * power((rows - 1) * step)
+            contents[handle] = (contents[handle] + total * power(before)) % (1 << 64)
+            start += 2 * rows
+
+
+@cache
+def _padded(itemsize: int, values: int) -> int:
+    """By what the bits are multiplied of all that is free in a row behind so many values."""
+    return int(element_powers(ROW, itemsize)[values:].sum())
 
 
 def merge(plan: Plan, numbers: Carried, out: Matrix) -> None:

@@ -1,4 +1,4 @@
-"""Corrections of rows of partials on the host."""
+"""Corrections of rows of partials on the host. They leave the columns of a fingerprint alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msmon_stats.fields import COUNT, INFS, MAX, MIN, NANS, SUM, SUMSQ, ZEROS
+from msmon_stats.fields import COUNT, INFS, MAX, MIN, NANS, SUM, SUMSQ, WIDTH, ZEROS
 
 Matrix = NDArray[np.float64]
 
@@ -17,7 +17,7 @@ COUNTED = [COUNT, NANS, INFS, ZEROS, SUM, SUMSQ]
 
 def clear(row: Matrix) -> None:
     """The partials of an empty tensor."""
-    row[:] = 0.0
+    row[:WIDTH] = 0.0
     row[MIN], row[MAX] = np.inf, -np.inf
 
 
@@ -25,7 +25,7 @@ def add(row: Matrix, part: Matrix) -> None:
     """Merge a part into a row."""
     low, high = min(row[MIN], part[MIN]), max(row[MAX], part[MAX])
     with np.errstate(all="ignore"):
-        row += part
+        row[:WIDTH] += part[:WIDTH]
     row[MIN], row[MAX] = low, high
 
 
@@ -46,5 +46,5 @@ def add_zeros(row: Matrix, count: int, eps: float) -> None:
 def unscale(rows: Matrix, scale: Any) -> None:
     """From the rows of values that were multiplied by a positive number to those of the values."""
     with np.errstate(all="ignore"):
-        rows[..., MIN:] /= scale
+        rows[..., MIN:WIDTH] /= scale
         rows[..., SUMSQ] /= scale

@@ -23,17 +23,22 @@ class Transfer(Protocol):
     """A copy to the host that is under way."""
 
     def matrix(self) -> NDArray[np.float64]:
-        """Wait, and return float64 `[handles, 8]`."""
+        """Wait, and return float64 `[handles, 8]`, with fingerprints `[handles, 10]`."""
 
 
 class Buffer(Protocol):
     """The statistics of one step on the device; see `msmon_stats.torch.PartialBuffer`."""
 
+    fingerprint: bool
+    """Whether fingerprints are taken as well."""
+
+    def __init__(self, *, fingerprint: bool) -> None: ...
+
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
         """Begin to compute the statistics of tensors; one handle each, -1 where there are none."""
 
     def put(self, values: Any) -> int:
-        """Let other numbers ride in the same transfer, 8 in a row; the first row's handle."""
+        """Let other numbers ride in the same transfer, as many in a row as it has; the first row's handle."""
 
     def is_capturing(self) -> bool:
         """Whether what is launched now is captured into a graph, not run."""
@@ -129,7 +134,7 @@ class Collector:
 
     def measure_apart(self, tensors: Sequence[Any], scale: Any) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Handles and rows of tensors that are no part of the step's record. Waits for the device."""
-        buffer = type(self._buffer)()
+        buffer = type(self._buffer)(fingerprint=self._buffer.fingerprint)
         handles = buffer.measure(tensors, self.eps, scale)
         return np.array(handles, np.intp), buffer.transfer().matrix()
 

@@ -19,8 +19,6 @@ KINDS = ("adam_update", "adam_ratio")
 """The two rows of counts of a parameter, in order."""
 
 _COUNTS = len(EDGES) + 4
-ROWS = -(-len(KINDS) * _COUNTS // 8)
-"""Rows of 8 numbers that the counts of a parameter take in a step's transfer."""
 
 
 def histograms(
@@ -31,15 +29,16 @@ def histograms(
     Args:
         step: number of the step.
         refs: the parameters.
-        handles: of each, the first of its `ROWS` rows.
-        matrix: what the transfer brought, float64 `[n, 8]`.
+        handles: of each, the first of its rows.
+        matrix: what the transfer brought, float64 `[n, 8]` or `[n, 10]`.
 
     Returns:
         Of each of `KINDS` a table of what is in no bin or infinitely far (`nans`, `infs`), and how many elements lie
         in each bin, `[parameters, BINS]`, the smallest first; the outermost bins hold what lies beyond too.
     """
-    rows = handles[:, None] + np.arange(ROWS)
-    numbers = matrix[rows].reshape(len(refs), ROWS * 8)[:, : len(KINDS) * _COUNTS].reshape(-1, len(KINDS), _COUNTS)
+    counts = len(KINDS) * _COUNTS
+    rows = handles[:, None] + np.arange(-(-counts // matrix.shape[1]))
+    numbers = matrix[rows].reshape(len(refs), -1)[:, :counts].reshape(-1, len(KINDS), _COUNTS)
     below, bins, above = numbers[..., 0], numbers[..., 1 : BINS + 1].copy(), numbers[..., BINS + 1]
     nans, lowest, highest = np.moveaxis(numbers[..., BINS + 2 :], -1, 0)
     bins[..., 0] += below + lowest

@@ -15,6 +15,7 @@ from attrs import define, evolve, field
 
 import msmon_io
 from msmon.reading import Run, UnusableRun, open_run
+from msmon.reading.equal_texts import equal_texts
 from msmon.reading.index import NO_MICRO_STEP, Index, Ints, RowNumbers, TensorKey, build_index
 from msmon.reading.row_files import KEYS
 from msmon.reading.statistics import Floats
@@ -22,7 +23,7 @@ from msmon.reading.tensor_entries import STATE, TensorEntry, parameter_name
 from msmon.reading.whole_tensors import OWN, WholeBlock, whole_blocks
 from msmon.tables import number_ops
 from msmon_hooks import DATA_TYPES
-from msmon_io import TEXT_OPS, ranges
+from msmon_io import FINGERPRINT, TEXT_OPS, ranges
 from msmon_stats import OPS
 
 __all__ = ["MergeReport", "merge_ranks"]
@@ -150,12 +151,20 @@ class _StageMerge:
         numbers = [index.stats.index(op) for op in number_ops(ops)]
         if not index.rows or not numbers:
             return
-        known = {op: self._texts(index, op) for op in TEXT_OPS if op in ops}
+        known = {op: self._texts(index, op) for op in TEXT_OPS if op in ops and op != FINGERPRINT}
+        split = [number for row, number in index.rows.items() if self._place(row.tensor, data_type) in sharded]
         for block in whole_blocks(self.run, index):
             self._count(block, index)
+            if FINGERPRINT in ops:
+                steps = index.steps[block.first : block.first + len(block.complete)]
+                same = equal_texts(self.run, index, FINGERPRINT, steps)
+                # Ranks know the fingerprints of their shards.
+                same[:, split] = ""
             for at, complete in enumerate(block.complete):
                 rows = np.flatnonzero(complete)
                 if len(rows):
+                    if FINGERPRINT in ops:
+                        known[FINGERPRINT] = dict(enumerate(same[at].tolist()))
                     values = block.values[numbers, at][:, rows].T
                     yield self._table(int(index.steps[block.first + at]), index, ops, rows, values, known)
 

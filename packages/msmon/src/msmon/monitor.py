@@ -58,8 +58,8 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
     """Import name of the framework."""
     _hooks: Any
     """Its part of msmon_hooks, with `attach`, `ProcessGroups` and `group_ranks`."""
-    _make_buffer: Callable[[], Buffer]
-    """A buffer of statistics for its tensors."""
+    _make_buffer: Callable[..., Buffer]
+    """A buffer of statistics for its tensors; `fingerprint=True` for fingerprints as well."""
     _model_kind: str
     """How messages call a model."""
     optimizer_methods: tuple[str, ...] = ("step",)
@@ -358,7 +358,8 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             micro_steps=self._clock.grad_acc_steps or 1,
             chunks=self._chunks,
         )
-        return Session(config, process, run_dir, self._make_buffer(), owner=self, history=self._alert_history)
+        buffer = self._make_buffer(fingerprint="fingerprint" in config.ops)
+        return Session(config, process, run_dir, buffer, owner=self, history=self._alert_history)
 
     def _after_step(self, event: StepEnd) -> None:
         """A step is over: what is in force for the next one?"""

@@ -3,7 +3,7 @@ once, and again where a step differs from the one before."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from attrs import evolve, frozen
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from msmon.tables import number_ops, unfilled_tables
 from msmon_hooks import ADAM_HISTOGRAM, DATA_TYPES, TensorRef
-from msmon_io import TEXT_OPS, Table
-from msmon_stats import finalize, merge
+from msmon_io import FINGERPRINT, TEXT_OPS, Table
+from msmon_stats import FIELDS, finalize, fingerprints, merge
 
 
 @frozen(kw_only=True, eq=False)
@@ -71,14 +71,21 @@ class StepRows:
     row_sets: list[tuple[RowSet, NDArray[np.float64]]]
     """Statistics of tensors, then the L2 features, each with its values `[rows, number columns]`."""
     histogram_handles: NDArray[np.intp]
+    fingerprints: list[str]
+    """Those of `layout.statistics`, if they are wanted; empty where there is none, as of several tensors in one row."""
 
     def tables(self, step: int) -> list[Table]:
         """One table per data type, its rows in the documented order."""
         return [
-            evolve(table, step=step, values=values[order])
+            evolve(table, step=step, values=values[order], text=self._text(table, order))
             for row_set, values in self.row_sets
             for order, table in row_set.tables
         ]
+
+    def _text(self, table: Table, order: NDArray[np.intp]) -> Mapping[str, Sequence[str]]:
+        if FINGERPRINT not in table.text:
+            return table.text
+        return {**table.text, FINGERPRINT: [self.fingerprints[row] for row in order.tolist()]}
 
 
 class RowReader:
@@ -99,7 +106,7 @@ class RowReader:
         Args:
             recorded: what was recorded.
             handles: a row of `matrix` for each, -1 where there is none.
-            matrix: what the transfer brought, float64 `[n, 8]`.
+            matrix: what the transfer brought, float64 `[n, 8]`, with fingerprints `[n, 10]`.
         """
         layout = self._layout
         same = layout is not None and layout.recorded == recorded
@@ -114,12 +121,13 @@ class RowReader:
             partials[row] = merge(partials[row], matrix[handles[place]])
         return StepRows(
             layout=layout,
-            partials=partials,
+            partials=np.ascontiguousarray(partials[:, : len(FIELDS)]),
             row_sets=[
                 (layout.statistics, finalize(partials, self._numbers)),
                 *((own, matrix[handles[own.places], : len(own.ops)]) for own in layout.features),
             ],
             histogram_handles=handles[layout.histogram_places],
+            fingerprints=fingerprints(partials) if FINGERPRINT in self._ops else [],
         )
 
 

@@ -8,9 +8,9 @@ from msmon.collector import Collector
 from msmon.config import Config
 from msmon.rows import RowReader
 from msmon.tables import number_ops
-from msmon_io import TEXT_OPS, tag
+from msmon_io import FINGERPRINT, tag
 from msmon_io.memory_writer import table_metrics
-from msmon_stats import finalize
+from msmon_stats import finalize, fingerprints
 
 Metrics = dict[str, dict[str, Any]]
 """Tag, `"0:fc1.weight/rank0/grad_reduced"`, to statistics by name."""
@@ -35,15 +35,18 @@ def current_gradients(hooks: Any, collector: Collector, config: Config, rank: in
         return None
     handles, matrix = collector.measure_apart([gradient for _, gradient in present], hooks.current_scale())
     present = [entry for entry, handle in zip(present, handles, strict=True) if handle >= 0]
-    ops = number_ops(config.ops)
-    statistics = [dict(zip(ops, row, strict=True)) for row in finalize(matrix[handles[handles >= 0]], ops).tolist()]
+    ops, partials = number_ops(config.ops), matrix[handles[handles >= 0]]
+    statistics: list[dict[str, Any]] = [dict(zip(ops, row, strict=True)) for row in finalize(partials, ops).tolist()]
+    for (_, gradient), row in zip(present, statistics, strict=True):
+        row |= {"shape": str(list(gradient.shape)), "dtype": str(gradient.dtype)}
+    if FINGERPRINT in config.ops:
+        for row, text in zip(statistics, fingerprints(partials), strict=True):
+            row[FINGERPRINT] = text
 
     def metrics(data_type: str) -> Metrics:
         return {
-            tag(weight.vpp_stage, weight.name, None, rank, data_type): {
-                op: _text(gradient, op) if op in TEXT_OPS else values[op] for op in config.ops
-            }
-            for (weight, gradient), values in zip(present, statistics, strict=True)
+            tag(weight.vpp_stage, weight.name, None, rank, data_type): {op: values[op] for op in config.ops}
+            for (weight, _), values in zip(present, statistics, strict=True)
         }
 
     # Where ranks reduce, the gradient that stands in the parameter says nothing of what there was before.
@@ -62,7 +65,3 @@ def _so_far(collector: Collector, data_type: str, config: Config, rank: int) -> 
     chosen = [index for index, ref in enumerate(refs) if ref.data_type == data_type]
     rows = RowReader(config.ops).read(tuple(refs[index] for index in chosen), handles[chosen], matrix)
     return {tag: cells for table in rows.tables(0) for tag, cells in table_metrics(table, rank).items()}
-
-
-def _text(tensor: Any, op: str) -> str:
-    return str(list(tensor.shape)) if op == "shape" else str(tensor.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msmon_hooks import TensorRef
-from msmon_io import TEXT_OPS, Table
+from msmon_io import FINGERPRINT, TEXT_OPS, Table
 from msmon_stats import OPS
 
 
@@ -18,7 +18,7 @@ def number_ops(ops: Sequence[str]) -> list[str]:
 
 
 def unfilled_tables(refs: Sequence[TensorRef], ops: Sequence[str]) -> list[tuple[NDArray[np.intp], Table]]:
-    """One table per data type, its rows in the documented order, without step and numbers.
+    """One table per data type, its rows in the documented order, without step, numbers and fingerprints.
 
     Returns:
         For each, the index in `refs` of each row, and the table.
@@ -31,7 +31,11 @@ def unfilled_tables(refs: Sequence[TensorRef], ops: Sequence[str]) -> list[tuple
         members.sort(key=lambda index: refs[index].order)
         rows = [refs[index] for index in members]
         micro_steps = [ref.micro_step for ref in rows]
-        texts = {"shape": [str(list(ref.shape)) for ref in rows], "dtype": [ref.dtype for ref in rows]}
+        texts = {
+            "shape": [str(list(ref.shape)) for ref in rows],
+            "dtype": [ref.dtype for ref in rows],
+            FINGERPRINT: [""] * len(rows),
+        }
         table = Table(
             data_type=data_type,
             step=0,

@@ -11,19 +11,21 @@ from llvmlite import ir
 from msmon_stats.cpu.row import build_row
 
 _lock = threading.Lock()
-_rows: dict[str, int] = {}
+_rows: dict[tuple[str, bool], int] = {}
 _engines: list[Any] = []  # An engine owns the machine code of its functions.
 _machine: Any = None
 
 
-def row_address(dtype: str) -> int:
+def row_address(dtype: str, fingerprint: bool = False) -> int:
     """The address of the row function for a dtype; compiles it (some ten milliseconds) at the first call."""
-    address = _rows.get(dtype)
+    key = dtype, fingerprint
+    address = _rows.get(key)
     if address is None:
         with _lock:
-            address = _rows.get(dtype)
+            address = _rows.get(key)
             if address is None:
-                address = _rows[dtype] = compiled(build_row(dtype, _vector_bytes()))(f"row_{dtype}")
+                module = build_row(dtype, _vector_bytes(), fingerprint=fingerprint)
+                address = _rows[key] = compiled(module)(f"row_{dtype}")
     return address
 
 

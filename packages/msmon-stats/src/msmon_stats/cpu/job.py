@@ -12,8 +12,8 @@ from typing import Any
 from llvmlite import ir
 
 from msmon_stats.cpu.builder import BYTES, F64, F64_POINTER, I32, I64, I64_POINTER, VOID, function, loop
-from msmon_stats.cpu.row import load_field, store_field
-from msmon_stats.fields import MAX, MIN, WIDTH
+from msmon_stats.cpu.row import load_field, load_words, store_field, store_words
+from msmon_stats.fields import MAX, MIN, WIDE, WIDTH
 
 PIECE = 1 << 17
 """Elements that a thread reads at a time: some ten microseconds of work, few enough to share evenly."""
@@ -31,6 +31,7 @@ JOB_WORDS = (
     "next",
     "pieces",
     "grain",
+    "piece_power",
     "fork",
     "threads",
 )
@@ -43,9 +44,10 @@ _FORK = ir.FunctionType(VOID, [_BODY.as_pointer(), I64_POINTER, I32, I32])
 class _Job:
     """Reads the words of a job."""
 
-    def __init__(self, builder: ir.IRBuilder, words: ir.Value) -> None:
+    def __init__(self, builder: ir.IRBuilder, words: ir.Value, width: int) -> None:
         self.builder = builder
         self.words = words
+        self.width = width
 
     def address(self, name: str) -> ir.Value:
         return self.builder.gep(self.words, [_int(JOB_WORDS.index(name))])
@@ -67,7 +69,7 @@ class _Job:
         return builder.load(builder.gep(data, [index])), builder.load(builder.gep(sizes, [index]))
 
     def row(self, name: str, index: ir.Value) -> ir.Value:
-        return self.builder.gep(self.pointer(name, F64_POINTER), [self.builder.mul(index, _int(WIDTH))])
+        return self.builder.gep(self.pointer(name, F64_POINTER), [self.builder.mul(index, _int(self.width))])
 
 
 def _int(value: int) -> ir.Constant:
@@ -80,20 +82,20 @@ def _pieces(builder: ir.IRBuilder, size: ir.Value) -> ir.Value:
     return builder.select(builder.icmp_signed("<", pieces, _int(1)), _int(1), pieces)
 
 
-def build_job() -> ir.Module:
-    """The module with `serial(job)`, `body(job)`, `finish(job)` and `team(job)`."""
+def build_job(width: int) -> ir.Module:
+    """The module with `serial(job)`, `body(job)`, `finish(job)` and `team(job)`, for rows of so many columns."""
     module = ir.Module("job")
-    _build_serial(module)
-    body = _build_body(module)
-    finish = _build_finish(module)
+    _build_serial(module, width)
+    body = _build_body(module, width)
+    finish = _build_finish(module, width)
     _build_team(module, body, finish)
     return module
 
 
-def _build_serial(module: ir.Module) -> None:
+def _build_serial(module: ir.Module, width: int) -> None:
     """Every run on the calling thread, without scratch."""
     new, builder = function(module, "serial", VOID, [I64_POINTER])
-    job = _Job(builder, new.args[0])
+    job = _Job(builder, new.args[0], width)
 
     def one(index: ir.Value, _: Any) -> list[ir.Value]:
         data, size = job.run(index)
@@ -104,10 +106,10 @@ def _build_serial(module: ir.Module) -> None:
     builder.ret_void()
 
 
-def _build_body(module: ir.Module) -> Any:
+def _build_body(module: ir.Module, width: int) -> Any:
     """What each thread of a team does: take pieces until none is left."""
     new, builder = function(module, "body", VOID, [I64_POINTER])
-    job = _Job(builder, new.args[0])
+    job = _Job(builder, new.args[0], width)
     pieces, grain, itemsize = job["pieces"], job["grain"], job["itemsize"]
     entry = builder.block
     take, work, skip, found, done = (
@@ -163,28 +165,37 @@ def _build_body(module: ir.Module) -> Any:
     return new
 
 
-def _build_finish(module: ir.Module) -> Any:
+def _build_finish(module: ir.Module, width: int) -> Any:
     """Merge the rows of the pieces of each run."""
     new, builder = function(module, "finish", VOID, [I64_POINTER])
-    job = _Job(builder, new.args[0])
+    job = _Job(builder, new.args[0], width)
 
     def one_run(run: ir.Value, state: Any) -> list[ir.Value]:
         first = state[0]
         _, size = job.run(run)
         following = builder.add(first, _pieces(builder, size))
         fields = [load_field(builder, job.row("scratch", first), field) for field in range(WIDTH)]
+        if width == WIDE:
+            fields += [load_words(builder, job.row("scratch", first)), job["piece_power"]]
 
-        def one_piece(piece: ir.Value, fields: Any) -> list[ir.Value]:
+        def one_piece(piece: ir.Value, state: Any) -> list[ir.Value]:
+            fields, words = state[:WIDTH], state[WIDTH:]
             others = [load_field(builder, job.row("scratch", piece), field) for field in range(WIDTH)]
             merged = [builder.fadd(a, b) for a, b in zip(fields, others, strict=True)]
             for field, order in ((MIN, "<"), (MAX, ">")):
                 a, b = fields[field], others[field]
                 merged[field] = builder.select(builder.fcmp_ordered(order, b, a), b, a)
+            if words:
+                # The sum so far, and the power of this piece's first word.
+                part = builder.mul(load_words(builder, job.row("scratch", piece)), words[1])
+                merged += [builder.add(words[0], part), builder.mul(words[1], job["piece_power"])]
             return merged
 
         fields = loop(builder, builder.add(first, _int(1)), following, _int(1), fields, one_piece)
-        for field, value in enumerate(fields):
+        for field, value in enumerate(fields[:WIDTH]):
             store_field(builder, job.row("out", run), field, value)
+        if width == WIDE:
+            store_words(builder, job.row("out", run), fields[WIDTH])
         return [following]
 
     loop(builder, _int(0), job["runs"], _int(1), [_int(0)], one_run)
@@ -195,7 +206,7 @@ def _build_finish(module: ir.Module) -> Any:
 def _build_team(module: ir.Module, body: Any, finish: Any) -> None:
     """Run the body on a team of threads that the framework keeps (OpenMP), then finish."""
     new, builder = function(module, "team", VOID, [I64_POINTER])
-    job = _Job(builder, new.args[0])
+    job = _Job(builder, new.args[0], WIDTH)
     fork = job.pointer("fork", _FORK.as_pointer())
     builder.call(fork, [body, new.args[0], builder.trunc(job["threads"], I32), ir.Constant(I32, 0)])
     builder.call(finish, [new.args[0]])

@@ -26,6 +26,7 @@ from msmon_stats.cpu.builder import (
     I16,
     I32,
     I64,
+    I64_POINTER,
     VOID,
     broadcast,
     fold,
@@ -34,7 +35,9 @@ from msmon_stats.cpu.builder import (
     splat,
     vector,
 )
-from msmon_stats.fields import COUNT, INFS, MAX, MIN, NANS, SUM, SUMSQ, WIDTH, ZEROS
+from msmon_stats.cpu.fingerprint import Words
+from msmon_stats.fields import COUNT, HIGH, INFS, LOW, MAX, MIN, NANS, SUM, SUMSQ, WIDE, ZEROS
+from msmon_stats.fingerprint import WORD, power, signed
 
 BLOCK = 4096
 _UNROLL = 2
@@ -151,7 +154,10 @@ class _Block:
         return [*combiners, builder.add, builder.add] if self.careful else combiners
 
 
-def _build_block(module: ir.Module, name: str, element: Element, lanes: int, careful: bool) -> Any:
+def _build_block(
+    module: ir.Module, name: str, element: Element, lanes: int, *, careful: bool = False, words_in: int = 0
+) -> Any:
+    """`words_in`: of so many bytes are the vectors in which the words of the fingerprint are summed, if they are."""
     new, builder = function(module, name, VOID, [element.storage.as_pointer(), I64, element.compare, F64_POINTER])
     new.linkage = "internal"
     data, size, eps, out = new.args
@@ -161,12 +167,24 @@ def _build_block(module: ir.Module, name: str, element: Element, lanes: int, car
     unrolled = builder.and_(size, ir.Constant(I64, -lanes * _UNROLL))
     wide_eps = broadcast(builder, eps, lanes)
     width = len(block.empty(1))
+    words = None
+    if words_in:
+        step_bytes = lanes * _UNROLL * element.itemsize
+        words = Words(builder, step_bytes=step_bytes, steps=BLOCK // (lanes * _UNROLL), vector_bytes=words_in)
+
+    def step_number(index: ir.Value) -> ir.Value:
+        return builder.udiv(index, ir.Constant(I64, lanes * _UNROLL))
+
+    def bytes_at(index: ir.Value) -> ir.Value:
+        return builder.bitcast(builder.gep(data, [index]), BYTES)
 
     def many(index: ir.Value, state: State) -> list[ir.Value]:
         result: list[ir.Value] = []
         for part in range(_UNROLL):
             value = block.load(data, builder.add(index, ir.Constant(I64, part * lanes)), lanes)
             result += block.accumulate(value, wide_eps, state[part * width : (part + 1) * width], lanes)
+        if words is not None:
+            result += words.step(bytes_at(index), step_number(index), state[_UNROLL * width :])
         return result
 
     def one_vector(index: ir.Value, state: State) -> list[ir.Value]:
@@ -175,7 +193,8 @@ def _build_block(module: ir.Module, name: str, element: Element, lanes: int, car
     def one_value(index: ir.Value, state: State) -> list[ir.Value]:
         return block.accumulate(block.load(data, index, 1), eps, state, 1)
 
-    state = loop(builder, zero, unrolled, ir.Constant(I64, lanes * _UNROLL), block.empty(lanes) * _UNROLL, many)
+    start = block.empty(lanes) * _UNROLL + (words.empty() if words is not None else [])
+    state = loop(builder, zero, unrolled, ir.Constant(I64, lanes * _UNROLL), start, many)
     first = loop(builder, unrolled, whole, ir.Constant(I64, lanes), state[:width], one_vector)
     combiners = block.combiners()
     for part in range(1, _UNROLL):
@@ -191,8 +210,30 @@ def _build_block(module: ir.Module, name: str, element: Element, lanes: int, car
         elif value.type != F64:
             value = builder.fpext(value, F64)
         store_field(builder, out, field, value)
+    if words is not None:
+        left = builder.mul(builder.sub(size, unrolled), ir.Constant(I64, element.itemsize))
+        sums = words.last_step(bytes_at(unrolled), left, step_number(unrolled), state[_UNROLL * width :])
+        builder.store(words.total(sums), _as_bits(builder, out))
     builder.ret_void()
     return new
+
+
+def _as_bits(builder: ir.IRBuilder, row: ir.Value) -> ir.Value:
+    """Where a block leaves its sum of words, as 64 bits."""
+    return builder.bitcast(builder.gep(row, [ir.Constant(I64, LOW)]), I64_POINTER)
+
+
+def store_words(builder: ir.IRBuilder, row: ir.Value, total: ir.Value) -> None:
+    """The two columns of a row that a sum of words takes."""
+    half = ir.Constant(I64, 0xFFFFFFFF)
+    store_field(builder, row, LOW, builder.uitofp(builder.and_(total, half), F64))
+    store_field(builder, row, HIGH, builder.uitofp(builder.lshr(total, ir.Constant(I64, 32)), F64))
+
+
+def load_words(builder: ir.IRBuilder, row: ir.Value) -> ir.Value:
+    """The sum of words that two columns of a row make."""
+    low, high = (builder.fptoui(load_field(builder, row, field), I64) for field in (LOW, HIGH))
+    return builder.or_(low, builder.shl(high, ir.Constant(I64, 32)))
 
 
 def load_field(builder: ir.IRBuilder, row: ir.Value, field: int) -> ir.Value:
@@ -213,18 +254,18 @@ def _comparable_eps(builder: ir.IRBuilder, element: Element, eps: ir.Value) -> i
     return builder.select(rounded_down, builder.bitcast(bits, F32), narrow)
 
 
-def build_row(name: str, vector_bytes: int) -> ir.Module:
+def build_row(name: str, vector_bytes: int, *, fingerprint: bool) -> ir.Module:
     """The module with `row_<name>(data, size, eps, out)` for contiguous values of one dtype."""
     element = ELEMENTS[name]
     lanes = vector_bytes // (4 if element.compare == F32 else 8)
     module = ir.Module(name)
-    fast = _build_block(module, "block", element, lanes, careful=False)
+    fast = _build_block(module, "block", element, lanes, words_in=vector_bytes if fingerprint else 0)
     careful = None if element.integer else _build_block(module, "careful_block", element, lanes, careful=True)
 
     row, builder = function(module, f"row_{name}", VOID, [BYTES, I64, F64, F64_POINTER])
     data, size, eps, out = row.args
     data = builder.bitcast(data, element.storage.as_pointer())
-    part = builder.bitcast(builder.alloca(F64, size=WIDTH), F64_POINTER)
+    part = builder.bitcast(builder.alloca(F64, size=WIDE), F64_POINTER)
     eps = _comparable_eps(builder, element, eps)
     zero, inf = ir.Constant(F64, 0.0), ir.Constant(F64, math.inf)
     store_field(builder, part, NANS, zero)
@@ -248,7 +289,7 @@ def build_row(name: str, vector_bytes: int) -> ir.Module:
             for phi, value in zip((nans, infs), seen, strict=True):
                 phi.add_incoming(zero, origin)
                 phi.add_incoming(value, inside)
-        low, high, zeros, total, total_lost, squares, squares_lost, all_nans, all_infs = state
+        low, high, zeros, total, total_lost, squares, squares_lost, all_nans, all_infs, *words = state
         block_low, block_high = load_field(builder, part, MIN), load_field(builder, part, MAX)
         return [
             builder.select(builder.fcmp_ordered("<", block_low, low), block_low, low),
@@ -258,10 +299,13 @@ def build_row(name: str, vector_bytes: int) -> ir.Module:
             *_add_compensated(builder, squares, squares_lost, load_field(builder, part, SUMSQ)),
             builder.fadd(all_nans, nans),
             builder.fadd(all_infs, infs),
+            *_add_words(builder, words, builder.load(_as_bits(builder, part)), element.itemsize),
         ]
 
     start = [inf, ir.Constant(F64, -math.inf), *[zero] * 7]
-    low, high, zeros, total, total_lost, squares, squares_lost, nans, infs = loop(
+    if fingerprint:
+        start += [ir.Constant(I64, 0), ir.Constant(I64, 1)]
+    low, high, zeros, total, total_lost, squares, squares_lost, nans, infs, *words = loop(
         builder, ir.Constant(I64, 0), size, ir.Constant(I64, BLOCK), start, read_block
     )
     store_field(builder, out, COUNT, builder.sitofp(size, F64))
@@ -269,8 +313,19 @@ def build_row(name: str, vector_bytes: int) -> ir.Module:
         store_field(builder, out, field, value)
     store_field(builder, out, SUM, _compensated(builder, total, total_lost))
     store_field(builder, out, SUMSQ, _compensated(builder, squares, squares_lost))
+    if fingerprint:
+        store_words(builder, out, words[0])
     builder.ret_void()
     return module
+
+
+def _add_words(builder: ir.IRBuilder, words: State, block: ir.Value, itemsize: int) -> list[ir.Value]:
+    """Add the sum of a block to the total, if there is one: it and the power of the block's first word."""
+    if not words:
+        return []
+    total, here = words
+    step = ir.Constant(I64, signed(power(BLOCK * itemsize // WORD)))
+    return [builder.add(total, builder.mul(block, here)), builder.mul(here, step)]
 
 
 def _add_compensated(

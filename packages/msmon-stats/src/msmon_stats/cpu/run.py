@@ -14,7 +14,8 @@ from msmon_stats.cpu import team
 from msmon_stats.cpu.compile import compiled, row_address
 from msmon_stats.cpu.job import JOB_WORDS, PIECE, build_job
 from msmon_stats.cpu.row import ELEMENTS
-from msmon_stats.fields import WIDTH
+from msmon_stats.fields import LOW, WIDE, WIDTH
+from msmon_stats.fingerprint import WORD, power, signed
 from msmon_stats.rows import Matrix
 
 # Below so many elements the calling thread alone is faster than a team that has to wake up. Such a call lasts some ten
@@ -26,27 +27,39 @@ _ALONE_IN_SHORT_RUNS = 1 << 22
 
 _ITEMSIZE = {name: element.itemsize for name, element in ELEMENTS.items()}
 _ROW_ARGUMENTS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p)
-_short_rows: dict[str, Any] = {}
-_jobs: dict[str, Any] = {}
+_short_rows: dict[tuple[str, int], Any] = {}
+_jobs: dict[tuple[str, int], Any] = {}
 
 
 def warm_up(dtypes: Sequence[str] = ("float32", "bfloat16", "float16")) -> None:
     """Compile the kernels for these dtypes now (some ten milliseconds each) instead of at their first use."""
     for dtype in dtypes:
-        _short_row(dtype)
-    _job_function("serial")
+        _short_row(dtype, WIDTH)
+    _job_function("serial", WIDTH)
 
 
-def run_one(dtype: str, data: int, size: int, eps: float, out: int, keep: object = None) -> None:
-    """Write the partials of `size` values of a dtype at the address `data` to the 64 bytes at `out`."""
+def run_one(dtype: str, data: int, size: int, eps: float, out: int, keep: object = None, *, width: int = WIDTH) -> None:
+    """Write the partials of `size` values of a dtype at the address `data` to the row at `out`.
+
+    `width`: numbers of a row; 10 with a fingerprint.
+    """
     if size <= ALONE:
-        (_short_rows.get(dtype) or _short_row(dtype))(data, size, eps, out)
+        (_short_rows.get((dtype, width)) or _short_row(dtype, width))(data, size, eps, out)
     else:
-        run_many(dtype, (data,), (size,), eps, out, keep)
+        run_many(dtype, (data,), (size,), eps, out, keep, width=width)
 
 
-def run_many(dtype: str, data: Sequence[int], sizes: Sequence[int], eps: float, out: int, keep: object = None) -> None:
-    """The same for many runs of values; row i of the 64-byte rows at `out` is that of run i.
+def run_many(
+    dtype: str,
+    data: Sequence[int],
+    sizes: Sequence[int],
+    eps: float,
+    out: int,
+    keep: object = None,
+    *,
+    width: int = WIDTH,
+) -> None:
+    """The same for many runs of values; row i of the rows at `out` is that of run i.
 
     Args:
         dtype: a key of `ELEMENTS`.
@@ -56,13 +69,14 @@ def run_many(dtype: str, data: Sequence[int], sizes: Sequence[int], eps: float, 
         out: an address.
         keep: what owns the memory; it stays alive until every thread is done with it, even if the caller is
             interrupted meanwhile.
+        width: as above.
     """
     total = sum(sizes)
     pointers, lengths = array("q", data), array("q", sizes)
     job = array(
         "q",
         (
-            row_address(dtype),
+            row_address(dtype, width == WIDE),
             pointers.buffer_info()[0],
             lengths.buffer_info()[0],
             len(pointers),
@@ -73,11 +87,11 @@ def run_many(dtype: str, data: Sequence[int], sizes: Sequence[int], eps: float, 
         ),
     )
     if total <= ALONE:
-        _job_function("serial")(job.buffer_info()[0])
+        _job_function("serial", width)(job.buffer_info()[0])
     elif total <= _ALONE_IN_SHORT_RUNS and max(sizes) <= PIECE:
-        _job_function("serial_unlocked")(job.buffer_info()[0])
+        _job_function("serial_unlocked", width)(job.buffer_info()[0])
     else:
-        _run_in_pieces(job, sizes, total, (pointers, lengths, keep))
+        _run_in_pieces(job, sizes, total, (pointers, lengths, keep), width)
 
 
 def run_tables(
@@ -95,16 +109,17 @@ def run_tables(
         tensors: all tensors.
         address, size: of a tensor's values.
         eps: as above.
-        out: one row a tensor, float64 `[n, 8]`, C-contiguous.
+        out: one row a tensor, float64 `[n, 8]` or, with fingerprints, `[n, 10]`, C-contiguous.
     """
+    width = out.shape[1]
     for dtype, members in tables.items():
         group = [tensors[i] for i in members]
         data, sizes = [address(tensor) for tensor in group], [size(tensor) for tensor in group]
         if len(members) == len(tensors):
-            run_many(dtype, data, sizes, eps, out.ctypes.data, (tensors, out))
+            run_many(dtype, data, sizes, eps, out.ctypes.data, (tensors, out), width=width)
         else:
-            part = np.empty((len(members), WIDTH))
-            run_many(dtype, data, sizes, eps, part.ctypes.data, (tensors, part))
+            part = np.empty((len(members), width))
+            run_many(dtype, data, sizes, eps, part.ctypes.data, (tensors, part), width=width)
             out[members] = part
 
 
@@ -112,10 +127,10 @@ def run_tables(
 _NO_TEAM = (0,) * (len(JOB_WORDS) - 1 - JOB_WORDS.index("out"))
 
 
-def _run_in_pieces(job: array[int], sizes: Sequence[int], total: int, keep: object) -> None:
+def _run_in_pieces(job: array[int], sizes: Sequence[int], total: int, keep: object, width: int) -> None:
     threads = min(team.thread_count(), -(-total // PIECE))
     pieces = sum([max(1, -(-size // PIECE)) for size in sizes])
-    scratch = array("d", bytes(8 * WIDTH * pieces))
+    scratch = array("d", bytes(8 * width * pieces))
     fork = team.openmp_fork()
     # Many short runs are taken several at a time, but not so many that the threads end at different times.
     grain = max(1, min(16, pieces * PIECE // (4 * total), pieces // (4 * threads)))
@@ -123,15 +138,16 @@ def _run_in_pieces(job: array[int], sizes: Sequence[int], total: int, keep: obje
         ("scratch", scratch.buffer_info()[0]),
         ("pieces", pieces),
         ("grain", grain),
+        ("piece_power", signed(power(PIECE * job[JOB_WORDS.index("itemsize")] // WORD))),
         ("fork", fork),
         ("threads", threads),
     ):
         job[JOB_WORDS.index(word)] = value
     address = job.buffer_info()[0]
     if fork and threads > 1:
-        _job_function("team")(address)
+        _job_function("team", width)(address)
         return
-    body = _job_function("body")
+    body = _job_function("body", width)
 
     def work(_keep: object = (job, scratch, keep)) -> None:
         body(address)
@@ -141,22 +157,32 @@ def _run_in_pieces(job: array[int], sizes: Sequence[int], total: int, keep: obje
         team.run_in_pool(work, threads)
     else:
         work()
-    _job_function("finish")(address)
+    _job_function("finish", width)(address)
 
 
-def _short_row(dtype: str) -> Any:
+def _short_row(dtype: str, width: int) -> Any:
     prototype = ctypes.PYFUNCTYPE(None, *_ROW_ARGUMENTS)
-    function = _short_rows[dtype] = prototype(row_address(dtype))
+    function = _short_rows[dtype, width] = prototype(row_address(dtype, width == WIDE))
     return function
 
 
-def _job_function(name: str) -> Any:
-    function = _jobs.get(name)
+def _job_function(name: str, width: int) -> Any:
+    function = _jobs.get((name, width))
     if function is None:
-        address = compiled(build_job())
+        address = compiled(build_job(width))
         for known in ("serial", "body", "finish", "team"):
-            _jobs[known] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address(known))
-        _jobs["serial_unlocked"] = _jobs["serial"]
-        _jobs["serial"] = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address("serial"))
-        function = _jobs[name]
+            _jobs[known, width] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address(known))
+        _jobs["serial_unlocked", width] = _jobs["serial", width]
+        _jobs["serial", width] = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address("serial"))
+        function = _jobs[name, width]
     return function
+
+
+def sum_of_words(data: int, size: int, keep: object = None) -> int:
+    """Over the words of `size` bytes at the address `data`; see `msmon_stats.fingerprint`."""
+    row = np.empty(WIDE)
+    # Faster than bytes, where there are none but whole words.
+    dtype, size = ("float32", size // WORD) if size % WORD == 0 else ("uint8", size)
+    run_one(dtype, data, size, 0.0, row.ctypes.data, (row, keep), width=WIDE)
+    low, high = row[LOW:].astype(np.uint64).tolist()
+    return int(low) + (int(high) << 32)

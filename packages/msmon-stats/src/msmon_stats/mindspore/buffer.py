@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from msmon_stats.fields import WIDTH
+from msmon_stats.fields import WIDE, WIDTH
 from msmon_stats.mindspore import host
 from msmon_stats.mindspore.float32_rows import Float32Copy, Float32Rows
 from msmon_stats.mindspore.partials import chosen_kernel
@@ -19,14 +19,17 @@ from msmon_stats.rows import Matrix, unscale
 class Transfer:
     """The rows of one step on their way to the host."""
 
-    def __init__(self, count: int, groups: Sequence[tuple[range, Matrix]], copy: Float32Copy | None) -> None:
+    def __init__(
+        self, count: int, width: int, groups: Sequence[tuple[range, Matrix]], copy: Float32Copy | None
+    ) -> None:
         self._count = count
+        self._width = width
         self._groups = groups
         self._copy = copy
 
     def matrix(self) -> Matrix:
-        """Wait for the copy: float64 `[n, 8]` on the host; the row index is the handle."""
-        result = np.zeros((self._count, WIDTH))
+        """Wait for the copy: float64 `[n, 8]` on the host, with fingerprints `[n, 10]`; the row index is the handle."""
+        result = np.zeros((self._count, self._width))
         if self._copy is not None:
             self._copy.write(result)
         for handles, rows in self._groups:
@@ -37,13 +40,16 @@ class Transfer:
 class PartialBuffer:
     """Collects the partials of a step. See `msmon_stats.torch.PartialBuffer`."""
 
-    def __init__(self, *, kernel: str | None = None) -> None:
-        """`kernel` forces an implementation, see `msmon_stats.partial`, where the tensors lie that it can read."""
+    def __init__(self, *, kernel: str | None = None, fingerprint: bool = False) -> None:
+        """`kernel` forces an implementation, see `msmon_stats.partial`, where the tensors lie that it can read;
+        `fingerprint` takes fingerprints as well."""
+        self.fingerprint = fingerprint
+        self._width = WIDE if fingerprint else WIDTH
         self._kernels = {is_host: chosen_kernel(kernel, is_host) for is_host in (True, False)}
         self._lock = threading.RLock()
         self._groups: list[tuple[range, Matrix]] = []
         self._count = 0
-        self._rows = Float32Rows()
+        self._rows = Float32Rows(self._width)
 
     def measure(self, tensors: Sequence[Any], eps: Any, scale: Any = None) -> list[int]:
         """Compute partials; a handle for each tensor, -1 for an unsupported one."""
@@ -66,11 +72,11 @@ class PartialBuffer:
     def put(self, values: Any) -> int:
         """Let numbers ride in the same transfer; see `msmon_stats.torch.PartialBuffer.put`."""
         flat = values.reshape(-1)
-        count = max(-(-flat.shape[0] // WIDTH), 1)
+        count = max(-(-flat.shape[0] // self._width), 1)
         if on_host(values):
-            rows = np.zeros(count * WIDTH)
+            rows = np.zeros(count * self._width)
             rows[: flat.shape[0]] = flat.asnumpy()
-            return self._append(rows.reshape(count, WIDTH))[0]
+            return self._append(rows.reshape(count, self._width))[0]
         first = self._reserve(count)[0]
         self._rows.put(flat, first)
         return first
@@ -96,11 +102,10 @@ class PartialBuffer:
         """The rows so far; the step goes on."""
         with self._lock:
             copy = self._rows.begin() if self._rows.is_used else None
-            return Transfer(self._count, list(self._groups), copy)
+            return Transfer(self._count, self._width, list(self._groups), copy)
 
-    @staticmethod
-    def _rows_on_host(group: list[Any], eps: Any, scale: Any, kernel: str) -> Matrix:
-        rows = np.empty((len(group), WIDTH))
+    def _rows_on_host(self, group: list[Any], eps: Any, scale: Any, kernel: str) -> Matrix:
+        rows = np.empty((len(group), self._width))
         factor = 1.0 if scale is None else host.number(scale)
         host.rows(group, host.number(eps) * factor, rows, kernel)
         if scale is not None:

@@ -12,11 +12,13 @@ from attrs import define, field
 from mindspore import Tensor, mint, ops
 
 from msmon_stats import numpy as host_arrays
-from msmon_stats.fields import WIDTH
-from msmon_stats.float32 import ROW, WORK_BYTES, Carried, Correction, Number, Plan, limit, merge
+from msmon_stats.fields import WIDE, WIDTH
+from msmon_stats.fingerprint import to_fields
+from msmon_stats.float32 import ROW, WORK_BYTES, Carried, Correction, Number, Plan, WordRows, limit, merge
 from msmon_stats.mindspore import host
+from msmon_stats.mindspore.float32_words import Words
 from msmon_stats.mindspore.float32_work import LEFT, Run, Work, bounds, for_merge
-from msmon_stats.mindspore.values import on_host, stored_on_device
+from msmon_stats.mindspore.values import is_sparse, on_host, stored_on_device
 from msmon_stats.rows import Matrix, clear, unscale
 
 
@@ -47,6 +49,8 @@ class _Step:
     """Handle, length and place of numbers that were computed elsewhere, and whether they are whole ones."""
     on_host: list[tuple[int, Any, float, Number | None]] = field(factory=list)
     """Handle, copy, eps and scale of tensors that are read on the host."""
+    contents: list[int] = field(factory=list)
+    """Handles of what has a fingerprint that is computed on the device."""
     limits: dict[Any, tuple[Any, Any, Number | None]] = field(factory=dict)
     """A scale, so that no other takes its place, the bounds that come of it, and itself as the host will know it."""
 
@@ -67,17 +71,20 @@ class _Step:
             list(self.corrections),
             list(self.put),
             list(self.on_host),
+            list(self.contents),
         )
 
 
 class Float32Rows:
     """Takes tensors on an accelerator; nothing waits for it before `Float32Copy.write`."""
 
-    def __init__(self, size: int = WORK_BYTES) -> None:
-        """`size`: of the memory to work in, in bytes."""
+    def __init__(self, width: int = WIDTH, size: int = WORK_BYTES) -> None:
+        """`width`: columns of the rows; `size`: of the memory to work in, in bytes."""
+        self._width = width
         self._size = size
         self._lock = threading.RLock()
         self._work: Work | None = None
+        self._words = Words(size, lambda flat: self._step.carry(flat)) if width == WIDE else None
         self._step = _Step()
         self._limit: Any = None
         self._bounds: dict[float, Any] = {}
@@ -94,6 +101,20 @@ class Float32Rows:
                 self._read(handle, tensor, eps, known_scale, runs)
             for dtype, group in runs.items():
                 self._work.add(dtype, group)
+            if self._words is not None:
+                self._add_words(self._words, tensors, first)
+
+    def _add_words(self, words: Words, tensors: Sequence[Any], first: int) -> None:
+        """Read for fingerprints what is not read on the host."""
+        runs: dict[Any, list[Run]] = {}
+        for handle, tensor in enumerate(tensors, first):
+            if not is_sparse(tensor) and tensor.dtype not in _TO_HOST:
+                values, _ = stored_on_device(tensor)
+                values = values.astype(mindspore.uint8) if values.dtype == mindspore.bool_ else values
+                runs.setdefault(values.dtype, []).append((handle, values))
+                self._step.contents.append(handle)
+        for group in runs.values():
+            words.add(group)
 
     def _read(self, handle: int, tensor: Any, eps: float, scale: Number | None, runs: dict[Any, list[Run]]) -> None:
         values, implicit = stored_on_device(tensor)
@@ -178,7 +199,8 @@ class Float32Rows:
             if self._work is not None:
                 self._work.flush()
             step = self._step.snapshot()
-            return Float32Copy(step, mint.cat(tuple(step.numbers)) if step.numbers else None)
+            words = [] if self._words is None else list(self._words.done)
+            return Float32Copy(step, mint.cat(tuple(step.numbers)) if step.numbers else None, words)
 
     def reset(self) -> None:
         """The step is over."""
@@ -186,14 +208,17 @@ class Float32Rows:
             self._step, self._limit = _Step(), None
             if self._work is not None:
                 self._work.forget()
+            if self._words is not None:
+                self._words.forget()
 
 
 class Float32Copy:
     """A step's numbers on their way to the host."""
 
-    def __init__(self, step: _Step, numbers: Any) -> None:
+    def __init__(self, step: _Step, numbers: Any, words: Sequence[WordRows]) -> None:
         self._step = step
         self._numbers = numbers
+        self._words = words
 
     def write(self, result: Matrix) -> None:
         """Wait for the numbers, and write the rows into float64 `[n, 8]`, each to its handle."""
@@ -201,26 +226,33 @@ class Float32Copy:
         carried: Carried = np.empty(0, np.float32) if self._numbers is None else self._numbers.asnumpy()
         for first, count in step.handles:
             clear(result[first : first + count].T)
+            result[first : first + count, WIDTH:] = np.nan
         for place, plan in step.plans:
             merge(plan, for_merge(carried[place : place + LEFT * plan.row_count]), result)
         for handle, values, eps, scale in step.on_host:
             factor = 1.0 if scale is None else scale(carried)
             row = result[handle]
-            host_arrays.partial(values.asnumpy(), eps * factor, out=row, kernel=host_arrays.usable_kernels()[0])
+            array, kernel = values.asnumpy(), host_arrays.usable_kernels()[0]
+            host_arrays.partial(array, eps * factor, out=row, kernel=kernel, fingerprint=len(row) > WIDTH)
             unscale(row, factor)
         for handle, correction in step.corrections:
             correction.apply(result[handle], carried)
+        contents = dict.fromkeys(step.contents, 0)
+        for rows in self._words:
+            rows.add_to(contents, carried)
+        for handle, content in contents.items():
+            result[handle, WIDTH:] = to_fields(content)
         for handle, length, place, whole in step.put:
             words = carried[place : place + (2 * length if whole else length)]
-            target = result[handle : handle - (-length // WIDTH)].reshape(-1)
+            target = result[handle : handle - (-length // result.shape[1])].reshape(-1)
             target[:] = 0.0
             target[:length] = words.view(np.int64 if whole else np.float32)
 
 
-def partials(tensors: Sequence[Any], eps: float) -> Matrix:
-    """The partials of supported tensors, on the host; waits for the device."""
-    rows = Float32Rows(min(WORK_BYTES, sum(40 * (tensor.size + ROW) for tensor in tensors)))
+def partials(tensors: Sequence[Any], eps: float, width: int) -> Matrix:
+    """The partials of supported tensors, on the host, in rows of `width` columns; waits for the device."""
+    rows = Float32Rows(width, min(WORK_BYTES, sum(40 * (tensor.size + ROW) for tensor in tensors)))
     rows.measure(tensors, eps, None, 0)
-    result = np.empty((len(tensors), WIDTH))
+    result = np.empty((len(tensors), width))
     rows.begin().write(result)
     return result

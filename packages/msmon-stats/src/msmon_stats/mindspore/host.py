@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import mindspore
+import numpy as np
 from mindspore import Tensor
 
 from msmon_stats import numpy as host
 from msmon_stats.choice import choose
+from msmon_stats.fields import WIDE, WIDTH
 from msmon_stats.mindspore.values import KERNEL_DTYPES, is_sparse, stored
 from msmon_stats.rows import Matrix, add_zeros
 
@@ -21,7 +23,7 @@ _HAS_ADDRESS = hasattr(Tensor, "data_ptr") and hasattr(Tensor, "is_contiguous")
 
 
 def rows(tensors: Sequence[Any], eps: float, out: Matrix, kernel: str | None = None) -> None:
-    """Write the partials of supported tensors into `out`, float64 `[n, 8]`, C-contiguous."""
+    """Write the partials of supported tensors into `out`, float64 `[n, 8]` or `[n, 10]`, C-contiguous."""
     if choose(kernel, host.usable_kernels()) != "cpu" or not _HAS_ADDRESS:
         _as_arrays(tensors, range(len(tensors)), eps, out, kernel)
         return
@@ -42,7 +44,9 @@ def rows(tensors: Sequence[Any], eps: float, out: Matrix, kernel: str | None = N
 def _as_arrays(tensors: Sequence[Any], members: Sequence[int], eps: float, out: Matrix, kernel: str | None) -> None:
     for i in members:
         array, implicit = stored(tensors[i])
-        host.partial(array, eps, out=out[i], kernel=kernel)
+        host.partial(array, eps, out=out[i], kernel=kernel, fingerprint=out.shape[1] == WIDE)
+        if is_sparse(tensors[i]):
+            out[i, WIDTH:] = np.nan
         add_zeros(out[i], implicit, eps)
 
 

@@ -11,7 +11,7 @@ from mindspore import Tensor
 from msmon_stats import numpy as host_arrays
 from msmon_stats.choice import choose, wish
 from msmon_stats.errors import UnsupportedTensorError
-from msmon_stats.fields import DEFAULT_EPS, WIDTH
+from msmon_stats.fields import DEFAULT_EPS, WIDE, WIDTH
 from msmon_stats.mindspore import float32_rows, host
 from msmon_stats.mindspore.values import device_target, on_host, unsupported_reason
 from msmon_stats.rows import Matrix
@@ -37,14 +37,24 @@ def chosen_kernels() -> dict[str, str]:
     return {kind: chosen_kernel(None, kind == "cpu") for kind in kinds}
 
 
-def partial(tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str | None = None) -> Any:
+def partial(
+    tensor: Any, eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str | None = None, fingerprint: bool = False
+) -> Any:
     """See `msmon_stats.partial`."""
-    row = partial_many([tensor], eps, kernel=kernel)[0]
+    row = partial_many([tensor], eps, kernel=kernel, fingerprint=fingerprint)[0]
     return row if out is None else _into(out, row)
 
 
-def partial_many(tensors: Sequence[Any], eps: Any = DEFAULT_EPS, *, out: Any = None, kernel: str | None = None) -> Any:
+def partial_many(
+    tensors: Sequence[Any],
+    eps: Any = DEFAULT_EPS,
+    *,
+    out: Any = None,
+    kernel: str | None = None,
+    fingerprint: bool = False,
+) -> Any:
     """See `msmon_stats.partial_many`."""
+    width = WIDE if fingerprint else WIDTH
     for tensor in tensors:
         reason = unsupported_reason(tensor)
         if reason is not None:
@@ -54,9 +64,9 @@ def partial_many(tensors: Sequence[Any], eps: Any = DEFAULT_EPS, *, out: Any = N
         raise ValueError("tensors on several devices: some on the host, some not")
     chosen = choose(kernel, usable_kernels(places == {True}))
     if chosen == "float32":
-        matrix = float32_rows.partials(tensors, host.number(eps))
+        matrix = float32_rows.partials(tensors, host.number(eps), width)
     else:
-        matrix = np.empty((len(tensors), WIDTH))
+        matrix = np.empty((len(tensors), width))
         host.rows(tensors, host.number(eps), matrix, chosen)
     # On the host, wherever the tensors are: of float64 an accelerator may have none.
     rows = Tensor.from_numpy(matrix)

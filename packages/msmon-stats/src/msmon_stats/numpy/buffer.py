@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from msmon_stats.fields import WIDTH
+from msmon_stats.fields import WIDE, WIDTH
 from msmon_stats.numpy.partials import partial_many
 from msmon_stats.numpy.values import unsupported_reason
 from msmon_stats.rows import Matrix, unscale
@@ -17,18 +17,21 @@ from msmon_stats.rows import Matrix, unscale
 class Transfer:
     """The rows of one step. They lie on the host already."""
 
-    def __init__(self, rows: list[Matrix]) -> None:
+    def __init__(self, rows: list[Matrix], width: int) -> None:
         self._rows = rows
+        self._width = width
 
     def matrix(self) -> Matrix:
-        """float64 `[n, 8]`; the row index is the handle."""
-        return np.concatenate(self._rows) if self._rows else np.empty((0, WIDTH))
+        """float64 `[n, 8]`, with fingerprints `[n, 10]`; the row index is the handle."""
+        return np.concatenate(self._rows) if self._rows else np.empty((0, self._width))
 
 
 class PartialBuffer:
     """Collects the partials of a step. See `msmon_stats.torch.PartialBuffer`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fingerprint: bool = False) -> None:
+        self.fingerprint = fingerprint
+        self._width = WIDE if fingerprint else WIDTH
         self._lock = threading.Lock()
         self._rows: list[Matrix] = []
         self._count = 0
@@ -39,7 +42,7 @@ class PartialBuffer:
         handles = [-1] * len(tensors)
         if supported:
             scale = 1.0 if scale is None else float(scale)
-            rows = partial_many([tensors[i] for i in supported], float(eps) * scale)
+            rows = partial_many([tensors[i] for i in supported], float(eps) * scale, fingerprint=self._width == WIDE)
             unscale(rows, scale)
             first = self._append(rows)
             for row, i in enumerate(supported):
@@ -47,9 +50,12 @@ class PartialBuffer:
         return handles
 
     def put(self, values: Any) -> int:
-        """Let other numbers ride along, 8 in a row, the last filled up with 0; returns the handle of the first row."""
+        """Let other numbers ride along, as many in a row as it has columns, the last filled up with 0.
+
+        Returns the handle of the first row.
+        """
         flat = np.asarray(values, np.float64).reshape(-1)
-        rows = np.zeros((-(-flat.size // WIDTH), WIDTH))
+        rows = np.zeros((-(-flat.size // self._width), self._width))
         rows.reshape(-1)[: flat.size] = flat
         return self._append(rows)
 
@@ -64,9 +70,9 @@ class PartialBuffer:
         """Hand over the rows of this step and start again at handle 0."""
         with self._lock:
             rows, self._rows, self._count = self._rows, [], 0
-        return Transfer(rows)
+        return Transfer(rows, self._width)
 
     def peek(self) -> Transfer:
         """The rows so far; the step goes on."""
         with self._lock:
-            return Transfer(list(self._rows))
+            return Transfer(list(self._rows), self._width)

@@ -10,6 +10,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from msmon_stats.choice import KERNEL_DTYPES
+from msmon_stats.fingerprint import WORD, in_whole_words
 from msmon_stats.layout import layout_of
 
 Array = NDArray[Any]
@@ -64,9 +65,23 @@ def read(array: Array) -> Reading:
     return Reading(pieces=_copied(array), times=layout.times)
 
 
+def in_order(array: Array) -> Iterator[Array]:
+    """All elements in the order of the content, as contiguous pieces that fill whole words of the fingerprint, in the
+    byte order of words."""
+    if array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
+        return iter((array.reshape(-1),))
+    return in_whole_words(_gathered(array), max(1, WORD // array.itemsize), np.concatenate)
+
+
 def _copied(array: Array) -> Iterator[Array]:
+    return map(_converted, _gathered(array))
+
+
+def _gathered(array: Array) -> Iterator[Array]:
+    if array.size == 0:
+        return
     if array.ndim == 0:
-        yield _converted(array.reshape(1).astype(array.dtype.newbyteorder("=")))
+        yield array.reshape(1).astype(array.dtype.newbyteorder("="))
         return
     native = array.dtype.newbyteorder("=")
     chunks = np.nditer(
@@ -80,7 +95,7 @@ def _copied(array: Array) -> Iterator[Array]:
     )
     for chunk in chunks:
         # The iterator may reuse its buffer or hand out a piece with gaps.
-        yield _converted(np.ascontiguousarray(chunk))
+        yield np.ascontiguousarray(chunk)
 
 
 def _converted(chunk: Array) -> Array:

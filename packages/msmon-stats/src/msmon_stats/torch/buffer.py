@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from msmon_stats.fields import DEFAULT_EPS, WIDTH
+from msmon_stats.fields import DEFAULT_EPS, WIDE, WIDTH
 from msmon_stats.rows import Matrix
 from msmon_stats.torch.devices import is_capturing
 from msmon_stats.torch.float32_rows import Float32Rows
@@ -20,21 +20,22 @@ from msmon_stats.torch.values import address_of, local, plain, unsupported_reaso
 
 class _Copy(Protocol):
     def write(self, result: Matrix) -> None:
-        """Wait for the copy, and write the rows into float64 `[n, 8]`, each to its handle."""
+        """Wait for the copy, and write the rows into float64 `[n, 8]` (or `[n, 10]`), each to its handle."""
 
 
 class Transfer:
     """The copies to the host of one step's rows, under way."""
 
-    def __init__(self, count: int, copies: Sequence[_Copy]) -> None:
+    def __init__(self, count: int, width: int, copies: Sequence[_Copy]) -> None:
         self._count = count
+        self._width = width
         self._copies = copies
 
     def matrix(self) -> Matrix:
-        """Wait for the copies: float64 `[n, 8]` on the host; the row index is the handle."""
+        """Wait for the copies: float64 `[n, 8]` (with fingerprints `[n, 10]`) on the host; the index is the handle."""
         if len(self._copies) == 1 and isinstance(self._copies[0], Float64Copy):
             return self._copies[0].rows()
-        result = np.zeros((self._count, WIDTH))
+        result = np.zeros((self._count, self._width))
         for copy in self._copies:
             copy.write(result)
         return result
@@ -54,12 +55,17 @@ class PartialBuffer:
     [3.0, 2.0]
     """
 
-    def __init__(self, *, kernel: str | None = None) -> None:
-        """`kernel` forces an implementation, see `msmon_stats.partial`, on the devices that have it."""
+    def __init__(self, *, kernel: str | None = None, fingerprint: bool = False) -> None:
+        """Args:
+        kernel: forces an implementation, see `msmon_stats.partial`, on the devices that have it.
+        fingerprint: take fingerprints as well.
+        """
+        self.fingerprint = fingerprint
+        self._width = WIDE if fingerprint else WIDTH
         self._kernel = kernel
         self._lock = threading.Lock()
         self._count = 0
-        self._host_rows = HostRows(chosen_kernel(kernel, "cpu"))
+        self._host_rows = HostRows(chosen_kernel(kernel, "cpu"), self._width)
         self._rows: dict[torch.device, Any] = {torch.device("cpu"): self._host_rows}
         self._accelerators: list[torch.device] = []
         self._compiled = chosen_kernel(kernel, "cpu") == "cpu"
@@ -108,8 +114,8 @@ class PartialBuffer:
                 return None
             with self._lock:
                 (page, start, address), handle = self._reserve(self._host_rows, 1)
-            address += start * self._host.ROW_BYTES
-            self._cpu.run_one(dtype, data, tensor.numel(), eps, address, (tensor, page))
+            address += start * 8 * self._width
+            self._cpu.run_one(dtype, data, tensor.numel(), eps, address, (tensor, page), width=self._width)
             return [handle]
         found = self._host.same_dtype(tensors)
         if found is None:
@@ -117,7 +123,8 @@ class PartialBuffer:
         dtype, addresses, sizes = found
         with self._lock:
             (page, start, address), first = self._reserve(self._host_rows, len(tensors))
-        self._cpu.run_many(dtype, addresses, sizes, eps, address + start * self._host.ROW_BYTES, (tensors, page))
+        address += start * 8 * self._width
+        self._cpu.run_many(dtype, addresses, sizes, eps, address, (tensors, page), width=self._width)
         return list(range(first, first + len(tensors)))
 
     def _measure_any(self, tensors: Sequence[Any], eps: Any, scale: Any) -> list[int]:
@@ -139,7 +146,7 @@ class PartialBuffer:
         return handles
 
     def put(self, values: torch.Tensor) -> int:
-        """Let other numbers on a device ride in the same transfer, 8 in a row.
+        """Let other numbers on a device ride in the same transfer, as many in a row as it has columns.
 
         Returns:
             The handle of the first row; those of further ones count up from it. What stays free of the last is 0.
@@ -150,7 +157,7 @@ class PartialBuffer:
         values = values.detach().reshape(-1)
         rows = self._rows_of(values.device)
         with self._lock:
-            place, handle = self._reserve(rows, -(-values.numel() // WIDTH))
+            place, handle = self._reserve(rows, -(-values.numel() // self._width))
         rows.put(values, place)
         return handle
 
@@ -179,7 +186,7 @@ class PartialBuffer:
             return self._begin()
 
     def _begin(self) -> Transfer:
-        return Transfer(self._count, [rows.begin() for rows in self._rows.values() if rows.is_used])
+        return Transfer(self._count, self._width, [rows.begin() for rows in self._rows.values() if rows.is_used])
 
     def _reset(self) -> None:
         for rows in self._rows.values():
@@ -196,7 +203,8 @@ class PartialBuffer:
         rows = self._rows.get(device)
         if rows is None:
             kernel = chosen_kernel(self._kernel, device.type)
-            made = Float32Rows(device) if kernel == "float32" else DeviceRows(device, kernel)
+            width = self._width
+            made = Float32Rows(device, width) if kernel == "float32" else DeviceRows(device, kernel, width)
             with self._lock:
                 rows = self._rows.setdefault(device, made)
                 self._accelerators = [one for one in self._rows if one.type != "cpu"]

@@ -11,13 +11,27 @@ import numpy as np
 import torch
 from attrs import define, field
 
-from msmon_stats.fields import WIDTH
-from msmon_stats.float32 import LEAST_SCALE, PER_ROW, ROW, WORK_BYTES, Carried, Correction, Number, Plan, limit, merge
+from msmon_stats.fields import WIDE, WIDTH
+from msmon_stats.fingerprint import to_fields
+from msmon_stats.float32 import (
+    LEAST_SCALE,
+    PER_ROW,
+    ROW,
+    WORK_BYTES,
+    Carried,
+    Correction,
+    Number,
+    Plan,
+    WordRows,
+    limit,
+    merge,
+)
 from msmon_stats.pages import Pages
 from msmon_stats.rows import Matrix, clear, unscale
 from msmon_stats.torch import operators
 from msmon_stats.torch.copies import HostCopy
 from msmon_stats.torch.devices import current_stream
+from msmon_stats.torch.float32_words import Words
 from msmon_stats.torch.float32_work import Run, Work
 from msmon_stats.torch.kernels import number, runs_triton, usable_kernels
 from msmon_stats.torch.values import Stored, absolute, plain, split, stored
@@ -44,13 +58,23 @@ class _Step:
     """Handle, copy, eps and scale of tensors that are read on the host."""
     known: dict[Any, tuple[torch.Tensor, Number]] = field(factory=dict)
     """Numbers of the device that are carried. The tensors are kept, so that no other takes their address."""
+    words: list[WordRows] = field(factory=list)
+    contents: list[int] = field(factory=list)
+    """Handles of what has a fingerprint by `words`."""
     limits: dict[Any, tuple[float | torch.Tensor, Number, Number | None]] = field(factory=dict)
     """What counts as a zero, by eps and scale."""
 
     def snapshot(self) -> _Step:
         """As it is now."""
         return _Step(
-            self.pages, list(self.handles), list(self.plans), list(self.corrections), list(self.put), list(self.on_host)
+            self.pages,
+            list(self.handles),
+            list(self.plans),
+            list(self.corrections),
+            list(self.put),
+            list(self.on_host),
+            words=list(self.words),
+            contents=list(self.contents),
         )
 
 
@@ -61,12 +85,14 @@ class Float32Rows:
     launched.
     """
 
-    def __init__(self, device: torch.device, size: int = WORK_BYTES) -> None:
-        """`size`: of the work memory, in bytes."""
+    def __init__(self, device: torch.device, width: int = WIDTH, size: int = WORK_BYTES) -> None:
+        """`width`: columns of the rows; `size`: of the work memory, in bytes."""
         self._device = device
+        self._width = width
         self._size = size
         self._lock = threading.RLock()
         self._work: Work | None = None
+        self._words: Words | None = None
         self._step = _Step(self._new_pages(0))
         self._stream: Any = None
         self._limit: tuple[Any, Any] | None = None
@@ -76,7 +102,9 @@ class Float32Rows:
         """Allocate what lasts longer than a step."""
         with self._lock:
             if self._work is None:
-                self._work = _work_class(self._device.type)(self._device, self._size, self._numbers)
+                if self._width == WIDE:
+                    self._words = Words(self._device, self._size, self._numbers)
+                self._work = _work_class(self._device.type)(self._device, self._size, self._numbers, self._words)
 
     def reserve(self, count: int, first: int) -> int:
         """So many handles, which count up from `first`."""
@@ -105,16 +133,16 @@ class Float32Rows:
             copy = tensor.detach().to("cpu", non_blocking=True, copy=True)
             step.on_host.append((handle, copy, eps, scale))
             return
-        if tensor.dtype in _FLOATS and plain(tensor) is not None:
-            # As nearly all of them are.
-            found = Stored(values=tensor.detach().view(-1), dense=True, times=1, implicit=0)
-        else:
-            found = stored(tensor)
+        is_run = tensor.dtype in _FLOATS and plain(tensor) is not None
+        if self._words is not None and (is_run or self._words.add(handle, tensor)):
+            step.contents.append(handle)
+        # Nearly all of them are runs.
+        found = Stored(values=tensor.detach().view(-1), dense=True, times=1, implicit=0) if is_run else stored(tensor)
         values = found.values
         extremes = None
         if values.numel() == 0:
             pass
-        elif values.dtype in _FLOATS and found.dense:
+        elif is_run or (values.dtype in _FLOATS and found.dense and self._words is None):
             runs.setdefault(values.dtype, []).append((handle, values))
         else:
             # The absolute values of a part take memory beside that for work.
@@ -215,12 +243,17 @@ class Float32Rows:
             self._limit = None
             if self._work is not None:
                 self._work.forget()
+            if self._words is not None:
+                self._words.forget()
 
     def _flush(self) -> None:
         if self._work is not None:
             self._work.flush()
             self._step.plans += self._work.done
             self._work.done = []
+        if self._words is not None:
+            self._step.words += self._words.done
+            self._words.done = []
 
     def _numbers(self, count: int) -> tuple[torch.Tensor, int]:
         # Whole numbers of 8 bytes begin at an even place.
@@ -273,6 +306,7 @@ class Float32Copy:
         step, carried = self._step, self._copy.wait()
         for first, count in step.handles:
             clear(result[first : first + count].T)
+            result[first : first + count, WIDTH:] = np.nan
         for place, plan in step.plans:
             merge(plan, carried[place : place + PER_ROW * plan.row_count], result)
         for handle, values, eps, scale in step.on_host:
@@ -282,9 +316,14 @@ class Float32Copy:
             unscale(row, factor)
         for handle, correction in step.corrections:
             correction.apply(result[handle], carried)
+        contents = dict.fromkeys(step.contents, 0)
+        for rows in step.words:
+            rows.add_to(contents, carried)
+        for handle, content in contents.items():
+            result[handle, WIDTH:] = to_fields(content)
         for handle, length, place, dtype in step.put:
             words = carried[place : place + length * dtype.itemsize // 4]
-            target = result[handle : handle - (-length // WIDTH)].reshape(-1)
+            target = result[handle : handle - (-length // result.shape[1])].reshape(-1)
             target[:] = 0.0
             target[:length] = words.view({torch.int32: np.int32, torch.int64: np.int64}.get(dtype, np.float32))
 
@@ -298,11 +337,12 @@ def _read_on_host(values: torch.Tensor, eps: float, row: Matrix) -> None:
         operators.accumulate(values, eps, torch.from_numpy(row)[0])
 
 
-def partials(tensors: Sequence[torch.Tensor], eps: Any) -> Matrix:
-    """The partials of supported local tensors on one device, on the host; waits for the device."""
+def partials(tensors: Sequence[torch.Tensor], eps: Any, width: int = WIDTH) -> Matrix:
+    """The partials of supported local tensors on one device, on the host, in rows of `width` columns; waits for the
+    device."""
     values = sum(tensor.numel() + ROW for tensor in tensors)
-    rows = Float32Rows(tensors[0].device, min(WORK_BYTES, 10 * values))
+    rows = Float32Rows(tensors[0].device, width, min(WORK_BYTES, 10 * values))
     rows.measure(tensors, eps, None, rows.reserve(len(tensors), 0))
-    result = np.empty((len(tensors), WIDTH))
+    result = np.empty((len(tensors), width))
     rows.begin().write(result)
     return result

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from msmon_stats.float32 import EXPONENT, NUMBERS, PARTS, PER_ROW, ROW, STEP, SUMS, Plan
+from msmon_stats.torch.float32_words import Words
 
 _ZEROS, _INFS, _KNOWN, _LOW, _HIGH, _SCALE = range(len(NUMBERS))
 
-_CAT = frozenset((torch.float32, torch.bfloat16, torch.float16))
+_NAN = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
+"""The bits of what is free in rows, by the dtypes that rows are made of."""
 
 _STEPS = ROW // STEP
 # float32 numbers of memory for a row that is read where it lies: what is computed of each value, a mask in bytes, the
@@ -33,16 +35,27 @@ class Work:
         size: of the memory, in bytes.
         numbers: gives memory for so many float32 numbers that stays until the step ends, filled with `LEAST_SCALE`,
             and its place.
+        words: sums the words of what is read, for fingerprints.
     """
 
-    def __init__(self, device: torch.device, size: int, numbers: Callable[[int], tuple[torch.Tensor, int]]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        size: int,
+        numbers: Callable[[int], tuple[torch.Tensor, int]],
+        words: Words | None = None,
+    ) -> None:
         self.row_limit = max(1, size // 4 // (ROW + _ONE_ROW))
         self._memory = torch.empty(max(size // 4, ROW + _ONE_ROW), device=device)
         self._numbers = numbers
+        self._words = words
         self._zero, self._infinity, self._lowest = (
             torch.full((), number, device=device) for number in (0.0, math.inf, -math.inf)
         )
-        self._padding = {dtype: torch.full((ROW,), math.nan, dtype=dtype, device=device) for dtype in _CAT}
+        # Made on the host: of a NaN that a device makes nobody knows the bits.
+        self._padding = {
+            dtype: torch.full((ROW,), bits, dtype=_whole(dtype)).view(dtype).to(device) for dtype, bits in _NAN.items()
+        }
         self.limit: float | torch.Tensor = 0.0
         """What lies below it counts as a zero: a float32 number, on the device where it is a tensor."""
         self.plan = Plan()
@@ -94,14 +107,18 @@ class Work:
                 parts.append(self._padding[dtype][values.numel() % ROW :])
         rows = _rows(batch)
         target = self._rows(self._used, self._used + rows)
+        stored = target
         if len(parts) == 1:
             target.copy_(parts[0])
+            stored = parts[0]
         elif dtype is torch.float32:
             torch.cat(parts, out=target)
         else:
             # At the end of the memory, which waits for the flush.
-            narrow = self._memory[len(self._memory) - rows * ROW // 2 :].view(dtype)
-            target.copy_(torch.cat(parts, out=narrow))
+            stored = self._memory[len(self._memory) - rows * ROW // 2 :].view(dtype)
+            target.copy_(torch.cat(parts, out=stored))
+        if self._words is not None:
+            self._words.add_rows(stored, [(handle, values.numel()) for handle, values in batch], _NAN[dtype])
         for handle, values in batch:
             self.plan.add(handle, values.numel())
         self._used += rows
@@ -122,7 +139,10 @@ class Work:
             stop = min(start + free, rows)
             plan = Plan()
             plan.add(handle, (stop - start) * ROW)
-            self._read(values[start * ROW : stop * ROW].view(-1, ROW), plan, self._memory[self._used * ROW :])
+            here = values[start * ROW : stop * ROW]
+            if self._words is not None:
+                self._words.add_rows(here, [(handle, len(here))], _NAN[torch.float32])
+            self._read(here.view(-1, ROW), plan, self._memory[self._used * ROW :])
         return values[stop * ROW :]
 
     def flush(self) -> None:
@@ -178,6 +198,10 @@ class Work:
         torch.sum(w.view(count, _STEPS, STEP), 2, out=sums[0])
         torch.sum(sums.view(len(SUMS), count, PARTS, STEP), 3, out=last)
         self.done.append((place, plan))
+
+
+def _whole(dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype is torch.float32 else torch.int16
 
 
 def _rows(batch: Sequence[Run]) -> int:

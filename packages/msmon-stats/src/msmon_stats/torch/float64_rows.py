@@ -33,7 +33,7 @@ class Float64Copy:
         self.rows = wait
 
     def write(self, result: Matrix) -> None:
-        """Wait for the copy, and write the rows into float64 `[n, 8]`, each to its handle."""
+        """Wait for the copy, and write the rows into float64 `[n, 8]` (or `[n, 10]`), each to its handle."""
         rows, start = self.rows(), 0
         for first, count in self._handles:
             result[first : first + count] = rows[start : start + count]
@@ -41,12 +41,13 @@ class Float64Copy:
 
 
 class HostRows:
-    """Rows in the memory of the host."""
+    """Rows in the memory of the host, of `width` columns."""
 
-    def __init__(self, kernel: str) -> None:
+    def __init__(self, kernel: str, width: int) -> None:
         self._kernel = kernel
+        self._width = width
         self._handles: list[tuple[int, int]] = []
-        self._pages = Pages(_host_page)
+        self._pages = Pages(self._page)
 
     def reserve(self, count: int, first: int) -> Place:
         """Rows for so many handles, which count up from `first`."""
@@ -71,7 +72,7 @@ class HostRows:
     def put(self, values: torch.Tensor, place: Place) -> None:
         """Write other numbers into rows; what stays free of the last is 0."""
         page, start, _ = place
-        rows = page[start : start - (-values.numel() // WIDTH)].reshape(-1)
+        rows = page[start : start - (-values.numel() // self._width)].reshape(-1)
         rows[: values.numel()] = values.numpy()
         rows[values.numel() :] = 0.0
 
@@ -87,15 +88,20 @@ class HostRows:
 
     def reset(self) -> None:
         """The step is over."""
-        self._handles, self._pages = [], Pages(_host_page, self._pages.count)
+        self._handles, self._pages = [], Pages(self._page, self._pages.count)
+
+    def _page(self, rows: int) -> tuple[Matrix, int]:
+        page = np.empty((rows, self._width))
+        return page, page.ctypes.data
 
 
 class DeviceRows:
-    """Rows on a device that has float64. A step's rows may be written on several of its streams."""
+    """Rows on a device that has float64, of `width` columns. A step's rows may be written on several of its streams."""
 
-    def __init__(self, device: torch.device, kernel: str) -> None:
+    def __init__(self, device: torch.device, kernel: str, width: int) -> None:
         self._device = device
         self._kernel = kernel
+        self._width = width
         self._handles: list[tuple[int, int]] = []
         self._pages = Pages(self._page)
         self._streams: list[Any] = []
@@ -114,14 +120,14 @@ class DeviceRows:
         rows = page[start : start + len(tensors)]
         write_rows(tensors, eps if scale is None else eps * scale, rows, self._kernel)
         if scale is not None:
-            rows[:, MIN:].div_(scale)
+            rows[:, MIN:WIDTH].div_(scale)
             rows[:, SUMSQ].div_(scale)
 
     def put(self, values: torch.Tensor, place: Place) -> None:
         """See `HostRows`."""
         self._note_stream()
         page, start, _ = place
-        rows = page[start : start - (-values.numel() // WIDTH)].reshape(-1)
+        rows = page[start : start - (-values.numel() // self._width)].reshape(-1)
         rows[: values.numel()] = values
         rows[values.numel() :].zero_()
 
@@ -151,9 +157,4 @@ class DeviceRows:
             self._streams.append(stream)
 
     def _page(self, rows: int) -> tuple[torch.Tensor, int]:
-        return torch.empty((rows, WIDTH), dtype=torch.float64, device=self._device), 0
-
-
-def _host_page(rows: int) -> tuple[Matrix, int]:
-    page = np.empty((rows, WIDTH))
-    return page, page.ctypes.data
+        return torch.empty((rows, self._width), dtype=torch.float64, device=self._device), 0

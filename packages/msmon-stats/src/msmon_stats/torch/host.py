@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from msmon_stats import cpu
-from msmon_stats.fields import WIDTH
+from msmon_stats.fields import WIDE, WIDTH
+from msmon_stats.fingerprint import WORD, power, to_fields
 from msmon_stats.layout import layout_of
 from msmon_stats.rows import Matrix, add, add_zeros, clear, repeat
 from msmon_stats.torch.values import KERNEL_DTYPES, address_of, plain, read
-
-ROW_BYTES = 8 * WIDTH
+from msmon_stats.torch.words import in_order
 
 
 def plain_on_host(tensor: Any) -> str | None:
@@ -40,7 +40,8 @@ def same_dtype(tensors: Sequence[Any]) -> tuple[str, list[int], list[int]] | Non
 
 
 def rows(tensors: Sequence[torch.Tensor], eps: float, out: Matrix) -> None:
-    """Write the partials of supported local tensors into `out`, float64 `[n, 8]`, C-contiguous."""
+    """Write the partials of supported local tensors into `out`, float64 `[n, 8]` or `[n, 10]`, C-contiguous."""
+    wide = out.shape[1] == WIDE
     tables: dict[str, list[int]] = {}
     for i, tensor in enumerate(tensors):
         dtype = plain(tensor)
@@ -48,10 +49,13 @@ def rows(tensors: Sequence[torch.Tensor], eps: float, out: Matrix) -> None:
             tables.setdefault(dtype, []).append(i)
             continue
         dtype = _dense(tensor)
-        if dtype is not None:
+        # What has a fingerprint is read in its own order.
+        if dtype is not None and not (wide and not tensor.is_contiguous()):
             tables.setdefault(dtype, []).append(i)
-        else:
-            _piecewise(tensor, eps, out[i])
+            continue
+        _piecewise(tensor, eps, out[i])
+        if wide:
+            out[i, WIDTH:] = _words(tensor)
     cpu.run_tables(tables, tensors, torch.Tensor.data_ptr, torch.Tensor.numel, eps, out)
 
 
@@ -61,6 +65,18 @@ def _dense(tensor: torch.Tensor) -> str | None:
         return None
     layout = layout_of(tensor.shape, tensor.stride())
     return KERNEL_DTYPES.get(tensor.dtype) if layout.dense and layout.times == 1 else None
+
+
+def _words(tensor: torch.Tensor) -> tuple[float, float]:
+    """The columns of a fingerprint."""
+    runs = in_order(tensor)
+    if runs is None:
+        return to_fields(None)
+    total = before = 0
+    for run in runs:
+        total += power(before) * cpu.sum_of_words(run.data_ptr(), run.numel(), run)
+        before += run.numel() // WORD
+    return to_fields(total)
 
 
 def _piecewise(tensor: torch.Tensor, eps: float, row: Matrix) -> None:

@@ -10,10 +10,15 @@ import torch
 from msmon_stats.fields import COUNT, MAX, MIN, SUM, WIDTH, ZEROS
 from msmon_stats.rows import COUNTED
 from msmon_stats.torch.values import PIECE, Reading, read
+from msmon_stats.torch.words import write_fields
 
 
 def accumulate(tensor: torch.Tensor, eps: Any, row: torch.Tensor) -> None:
-    """Write the partials of a supported local tensor into a row of 8, without waiting for the device."""
+    """Write the partials of a supported local tensor into a row of 8, or of 10 with a fingerprint, without waiting for
+    the device."""
+    if len(row) > WIDTH:
+        write_fields(tensor, row[WIDTH:])
+        row = row[:WIDTH]
     reading = read(tensor)
     parts = []
     for values in reading.pieces:
@@ -59,6 +64,6 @@ def _partials(values: torch.Tensor, eps: Any) -> torch.Tensor:
 
 
 def merged(parts: torch.Tensor) -> torch.Tensor:
-    """Rows `[n, 8]` of the parts of one tensor merged into `[8]`."""
+    """Rows `[n, 8]` of the parts of one tensor merged into `[8]`, or of 10 columns."""
     low, high = parts[:, MIN:MAX].amin(0), parts[:, MAX:SUM].amax(0)
-    return torch.cat((parts[:, :MIN].sum(0), low, high, parts[:, SUM:WIDTH].sum(0)))
+    return torch.cat((parts[:, :MIN].sum(0), low, high, parts[:, SUM:].sum(0)))

@@ -10,7 +10,7 @@ import torch
 
 from msmon_stats.choice import choose
 from msmon_stats.errors import UnsupportedTensorError
-from msmon_stats.fields import DEFAULT_EPS, MAX, MIN, SUM, WIDTH
+from msmon_stats.fields import DEFAULT_EPS, MAX, MIN, SUM, WIDE, WIDTH
 from msmon_stats.torch import operators
 from msmon_stats.torch.devices import has_float64
 from msmon_stats.torch.kernels import number, on_device, usable_kernels
@@ -18,10 +18,16 @@ from msmon_stats.torch.values import address_of, local, plain, unsupported_reaso
 
 
 def partial(
-    tensor: torch.Tensor, eps: Any = DEFAULT_EPS, *, out: torch.Tensor | None = None, kernel: str | None = None
+    tensor: torch.Tensor,
+    eps: Any = DEFAULT_EPS,
+    *,
+    out: torch.Tensor | None = None,
+    kernel: str | None = None,
+    fingerprint: bool = False,
 ) -> torch.Tensor:
     """See `msmon_stats.partial`."""
-    rows = partial_many([tensor], eps, out=None if out is None else out.unsqueeze(0), kernel=kernel)
+    into = None if out is None else out.unsqueeze(0)
+    rows = partial_many([tensor], eps, out=into, kernel=kernel, fingerprint=fingerprint)
     return rows[0] if out is None else out
 
 
@@ -31,8 +37,10 @@ def partial_many(
     *,
     out: torch.Tensor | None = None,
     kernel: str | None = None,
+    fingerprint: bool = False,
 ) -> torch.Tensor:
     """See `msmon_stats.partial_many`."""
+    width = WIDE if fingerprint else WIDTH
     parts = [local(tensor) for tensor in tensors]
     for part in parts:
         # The short question answers for nearly all tensors.
@@ -48,12 +56,12 @@ def partial_many(
     # Where the device has no float64 the rows are made, and lie, on the host.
     place = device if has_float64(device.type) else torch.device("cpu")
     if out is None:
-        out = torch.empty((len(parts), WIDTH), dtype=torch.float64, device=place)
+        out = torch.empty((len(parts), width), dtype=torch.float64, device=place)
     elif (
-        out.shape != (len(parts), WIDTH) or out.dtype != torch.float64 or not out.is_contiguous() or out.device != place
+        out.shape != (len(parts), width) or out.dtype != torch.float64 or not out.is_contiguous() or out.device != place
     ):
         raise ValueError(
-            f"out must be a contiguous float64 [{len(parts)}, {WIDTH}] on {place}, "
+            f"out must be a contiguous float64 [{len(parts)}, {width}] on {place}, "
             f"not {out.dtype} {list(out.shape)} on {out.device}"
         )
     write_rows(parts, eps, out, chosen)
@@ -61,7 +69,7 @@ def partial_many(
 
 
 def write_rows(parts: Sequence[torch.Tensor], eps: Any, out: torch.Tensor, kernel: str) -> None:
-    """Partials of supported local tensors on one device."""
+    """Partials of supported local tensors on one device, with fingerprints if the rows have their columns."""
     if kernel == "cpu":
         from msmon_stats.torch import host
 
@@ -75,7 +83,7 @@ def write_rows(parts: Sequence[torch.Tensor], eps: Any, out: torch.Tensor, kerne
         elif kernel == "float32":
             from msmon_stats.torch import float32_rows
 
-            out.copy_(torch.from_numpy(float32_rows.partials(parts, eps)))
+            out.copy_(torch.from_numpy(float32_rows.partials(parts, eps, out.shape[1])))
         else:
             for part, row in zip(parts, out, strict=True):
                 operators.accumulate(part, eps, row)
@@ -86,7 +94,9 @@ def merge(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     total = a + b
     low = torch.minimum(a[..., MIN:MAX], b[..., MIN:MAX])
     high = torch.maximum(a[..., MAX:SUM], b[..., MAX:SUM])
-    return torch.cat((total[..., :MIN], low, high, total[..., SUM:]), dim=-1)
+    # Nobody knows where in the whole the parts begin.
+    no_fingerprint = torch.full_like(total[..., WIDTH:], float("nan"))
+    return torch.cat((total[..., :MIN], low, high, total[..., SUM:WIDTH], no_fingerprint), dim=-1)
 
 
 def to_host(matrix: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:

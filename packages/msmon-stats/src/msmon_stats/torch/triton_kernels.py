@@ -14,10 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from msmon_stats.fields import WIDTH
+from msmon_stats.fields import WIDE, WIDTH
+from msmon_stats.fingerprint import WORD, power, powers, signed
 from msmon_stats.torch.devices import entered
 from msmon_stats.torch.operators import correct, merged
 from msmon_stats.torch.values import KERNEL_DTYPES, plain, read
+from msmon_stats.torch.words import element_powers_on, powers_on, write_fields
 
 _BLOCK = 2048
 _PIECE = 8 * _BLOCK
@@ -35,8 +37,39 @@ TYPES = {
 
 
 @triton.jit
-def _read_piece(pointer, size, eps_pointer, row, BLOCK: tl.constexpr, NARROW: tl.constexpr):
-    """Write the partials of `size` values to the eight numbers at `row`."""
+def words_of(value, ITEMSIZE: tl.constexpr):
+    """The bits of values, as the sum of their words: of two, the second counts `BASE` times."""
+    # One way out: a second return is compiled, too.
+    if ITEMSIZE == 1:
+        words = value.to(tl.uint8, bitcast=True).to(tl.int64)
+    elif ITEMSIZE == 2:
+        words = value.to(tl.uint16, bitcast=True).to(tl.int64)
+    elif ITEMSIZE == 4:
+        words = value.to(tl.uint32, bitcast=True).to(tl.int64)
+    else:
+        bits = value.to(tl.int64, bitcast=True)
+        words = (bits & 0xFFFFFFFF) + ((bits >> 32) & 0xFFFFFFFF) * 6364136223846793005
+    return words
+
+
+@triton.jit
+def _read_piece(
+    pointer,
+    size,
+    eps_pointer,
+    row,
+    places,
+    power,
+    BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
+    ITEMSIZE: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Write the partials of `size` values to the eight numbers at `row`.
+
+    With fingerprints `ITEMSIZE` is that of the values, else 0; two more numbers are written. `places` is by what the
+    elements of a block are multiplied, `power` that of the first word, `STEP` that of a block.
+    """
     eps = tl.load(eps_pointer)
     if NARROW:
         compare = tl.float32
@@ -56,9 +89,14 @@ def _read_piece(pointer, size, eps_pointer, row, BLOCK: tl.constexpr, NARROW: tl
     total = tl.zeros((BLOCK,), tl.float64)
     squares = tl.zeros((BLOCK,), tl.float64)
     lane = tl.arange(0, BLOCK)
+    words = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, size, BLOCK):
         inside = start + lane < size
-        value = tl.load(pointer + start + lane, mask=inside, other=0).to(compare)
+        stored = tl.load(pointer + start + lane, mask=inside, other=0)
+        if ITEMSIZE:
+            words += words_of(stored, ITEMSIZE) * power
+            power *= STEP
+        value = stored.to(compare)
         nan = value != value
         known = inside & (value == value)
         magnitude = tl.abs(value)
@@ -78,52 +116,85 @@ def _read_piece(pointer, size, eps_pointer, row, BLOCK: tl.constexpr, NARROW: tl
     tl.store(row + 5, tl.max(high, 0).to(tl.float64))
     tl.store(row + 6, tl.sum(total, 0))
     tl.store(row + 7, tl.sum(squares, 0))
+    if ITEMSIZE:
+        content = tl.sum(words * tl.load(places + lane), 0)
+        tl.store(row + 8, (content & 0xFFFFFFFF).to(tl.float64))
+        tl.store(row + 9, ((content >> 32) & 0xFFFFFFFF).to(tl.float64))
 
 
 @triton.jit(do_not_specialize=["size", "piece"])
-def _one_tensor(pointer, size, piece, eps, rows, BLOCK: tl.constexpr, NARROW: tl.constexpr):
+def _one_tensor(
+    pointer,
+    size,
+    piece,
+    eps,
+    rows,
+    places,
+    powers,
+    BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ITEMSIZE: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """`powers`: of the first word of each piece."""
     number = tl.program_id(0)
     start = number.to(tl.int64) * piece
     length = tl.minimum(size - start, piece)
-    _read_piece(pointer + start, length, eps, rows + number * 8, BLOCK, NARROW)
+    power = tl.load(powers + number) if ITEMSIZE else 0
+    _read_piece(pointer + start, length, eps, rows + number * WIDTH, places, power, BLOCK, NARROW, ITEMSIZE, STEP)
 
 
 @triton.jit
-def _many_tensors(table, eps, rows, DTYPE: tl.constexpr, BLOCK: tl.constexpr, NARROW: tl.constexpr):
-    """`table`: address and size of each piece."""
+def _many_tensors(
+    table,
+    eps,
+    rows,
+    places,
+    DTYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NARROW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ITEMSIZE: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """`table`: address and size of each piece, and with fingerprints the power of its first word."""
     number = tl.program_id(0)
-    pointer = tl.load(table + number * 2).to(tl.pointer_type(DTYPE))
-    length = tl.load(table + number * 2 + 1)
-    _read_piece(pointer, length, eps, rows + number * 8, BLOCK, NARROW)
+    entry = table + number * (3 if ITEMSIZE else 2)
+    pointer = tl.load(entry).to(tl.pointer_type(DTYPE))
+    length = tl.load(entry + 1)
+    power = tl.load(entry + 2) if ITEMSIZE else 0
+    _read_piece(pointer, length, eps, rows + number * WIDTH, places, power, BLOCK, NARROW, ITEMSIZE, STEP)
 
 
 @triton.jit
-def _merge(rows, bounds, out, BLOCK: tl.constexpr):
+def _merge(rows, bounds, out, BLOCK: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
     """Merge the rows `bounds[i, 0]` to `bounds[i, 1]` into row `bounds[i, 2]` of `out`."""
     number = tl.program_id(0)
     first = tl.load(bounds + number * 3)
     last = tl.load(bounds + number * 3 + 1)
-    target = out + tl.load(bounds + number * 3 + 2) * 8
+    target = out + tl.load(bounds + number * 3 + 2) * WIDTH
     infinity = float("inf")
-    column = tl.arange(0, 8)
+    column = tl.arange(0, COLUMNS)
     lane = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK, 8), tl.float64)
-    low = tl.full((BLOCK, 8), infinity, tl.float64)
-    high = tl.full((BLOCK, 8), -infinity, tl.float64)
+    total = tl.zeros((BLOCK, COLUMNS), tl.float64)
+    low = tl.full((BLOCK, COLUMNS), infinity, tl.float64)
+    high = tl.full((BLOCK, COLUMNS), -infinity, tl.float64)
     for start in range(first, last, BLOCK):
         row = start + lane
-        inside = (row < last)[:, None] & (column < 8)[None, :]
-        part = tl.load(rows + row[:, None] * 8 + column[None, :], mask=inside, other=0.0)
+        inside = (row < last)[:, None] & (column < WIDTH)[None, :]
+        part = tl.load(rows + row[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
         total += part
         low = tl.minimum(low, tl.where(inside, part, infinity))
         high = tl.maximum(high, tl.where(inside, part, -infinity))
     merged = tl.where(column == 4, tl.min(low, 0), tl.sum(total, 0))
     merged = tl.where(column == 5, tl.max(high, 0), merged)
-    tl.store(target + column, merged)
+    tl.store(target + column, merged, mask=column < WIDTH)
 
 
 def write_rows(tensors: Sequence[torch.Tensor], eps: torch.Tensor, out: torch.Tensor) -> None:
-    """Write the partials of supported local tensors on one device into `out`, contiguous float64 `[n, 8]`.
+    """Write the partials of supported local tensors on one device into `out`, contiguous float64 `[n, 8]`, or `[n, 10]`
+    with fingerprints.
 
     `eps` is a 0-d float64 tensor on that device.
     """
@@ -132,9 +203,13 @@ def write_rows(tensors: Sequence[torch.Tensor], eps: torch.Tensor, out: torch.Te
         if plain(tensor) is None:
             reading = read(tensor)
             pieces = list(reading.pieces)
-            if len(pieces) != 1 or reading.times != 1 or reading.implicit:
-                _write_piecewise(pieces, eps, out[i])
+            wide = out.shape[1] == WIDE
+            # What has a fingerprint is read in its own order.
+            if len(pieces) != 1 or reading.times != 1 or reading.implicit or wide:
+                _write_piecewise(pieces, eps, out[i, :WIDTH])
                 correct(out[i], reading, eps)
+                if wide:
+                    write_fields(tensor, out[i, WIDTH:])
                 continue
             tensor = pieces[0]
         runs, rows = tables.setdefault(tensor.dtype, ([], []))
@@ -155,25 +230,38 @@ def _write_piecewise(pieces: list[torch.Tensor], eps: torch.Tensor, row: torch.T
 
 def _write_runs(runs: list[torch.Tensor], rows: list[int], eps: torch.Tensor, out: torch.Tensor) -> None:
     """Contiguous tensors of one dtype into the named rows of `out`."""
-    dtype = KERNEL_DTYPES[runs[0].dtype]
-    options = {"BLOCK": _BLOCK, "NARROW": dtype in _NARROW}
+    dtype, width = KERNEL_DTYPES[runs[0].dtype], out.shape[1]
+    itemsize = runs[0].element_size() if width == WIDE else 0
+    options = {
+        "BLOCK": _BLOCK,
+        "NARROW": dtype in _NARROW,
+        "WIDTH": width,
+        "ITEMSIZE": itemsize,
+        "STEP": signed(power(_BLOCK * itemsize // WORD)),
+    }
     sizes = [run.numel() for run in runs]
     piece = _piece_size(max(sizes))
     counts = [max(1, -(-size // piece)) for size in sizes]
+    places = element_powers_on(out.device, _BLOCK, itemsize) if itemsize else eps
     with entered(out.device):
         if len(runs) == 1:
             # uint8 carries bool, whose pointer Triton would read as one bit.
             run = runs[0].view(torch.uint8) if runs[0].dtype is torch.bool else runs[0]
-            scratch = out[rows[0] : rows[0] + 1] if counts[0] == 1 else out.new_empty((counts[0], WIDTH))
-            _one_tensor[(counts[0],)](run, sizes[0], piece, eps, scratch, **options)
+            scratch = out[rows[0] : rows[0] + 1] if counts[0] == 1 else out.new_empty((counts[0], width))
+            starts = powers_on(out.device, counts[0], piece * itemsize // WORD) if itemsize else eps
+            _one_tensor[(counts[0],)](run, sizes[0], piece, eps, scratch, places, starts, **options)
         else:
-            scratch = out.new_empty((sum(counts), WIDTH))
+            scratch = out.new_empty((sum(counts), width))
             table = table_of([run.data_ptr() for run in runs], sizes, counts, piece, runs[0].element_size())
-            _many_tensors[(len(scratch),)](send(table, out.device), eps, scratch, DTYPE=TYPES[dtype], **options)
+            if itemsize:
+                of_piece = powers(max(counts), piece * itemsize // WORD).view(np.int64)
+                table = np.column_stack((table, np.concatenate([of_piece[:count] for count in counts])))
+            _many_tensors[(len(scratch),)](send(table, out.device), eps, scratch, places, DTYPE=TYPES[dtype], **options)
         if len(runs) > 1 or counts[0] > 1:
             last = np.cumsum(counts)
             bounds = np.stack((last - counts, last, rows), axis=1)
-            _merge[(len(runs),)](scratch, send(bounds, out.device), out, BLOCK=16 if max(counts) <= 16 else 128)
+            shape = {"BLOCK": 16 if max(counts) <= 16 else 128, "WIDTH": width, "COLUMNS": 8 if width == 8 else 16}
+            _merge[(len(runs),)](scratch, send(bounds, out.device), out, **shape)
 
 
 def _piece_size(largest: int) -> int:

@@ -19,18 +19,28 @@ from msmon_stats.float32 import PER_ROW, ROW, Plan, merge
 from msmon_stats.rows import clear
 from msmon_stats.torch.devices import entered
 from msmon_stats.torch.float32_work import Run, Work
-from msmon_stats.torch.triton_kernels import TYPES, send, table_of
+from msmon_stats.torch.triton_kernels import TYPES, send, table_of, words_of
 from msmon_stats.torch.values import KERNEL_DTYPES
+from msmon_stats.torch.words import element_powers_on
 
 
 @triton.jit
-def _read_row(pointer, size, limit_pointer, numbers, row, count, ROW: tl.constexpr):
-    """Write what is left of `size` values, at most `ROW`, as the row of this number among `count`."""
+def _read_row(
+    pointer, size, limit_pointer, numbers, words, places, row, count, ROW: tl.constexpr, ITEMSIZE: tl.constexpr
+):
+    """Write what is left of `size` values, at most `ROW`, as the row of this number among `count`.
+
+    With fingerprints `ITEMSIZE` is that of the values, else 0; `words` takes a sum of each row, and `places` is by what
+    its elements are multiplied.
+    """
     limit = tl.load(limit_pointer)
     infinity = float("inf")
     lane = tl.arange(0, ROW)
     inside = lane < size
-    value = tl.load(pointer + lane, mask=inside, other=0).to(tl.float32)
+    stored = tl.load(pointer + lane, mask=inside, other=0)
+    if ITEMSIZE:
+        tl.store(words + row, tl.sum(words_of(stored, ITEMSIZE) * tl.load(places + lane), 0))
+    value = stored.to(tl.float32)
     known = inside & (value == value)
     magnitude = tl.abs(value)
     low = tl.min(tl.where(known, value, infinity), 0)
@@ -59,18 +69,29 @@ def _read_row(pointer, size, limit_pointer, numbers, row, count, ROW: tl.constex
 
 
 @triton.jit(do_not_specialize=["size", "count"])
-def _one_tensor(pointer, size, limit, numbers, count, ROW: tl.constexpr):
+def _one_tensor(pointer, size, limit, numbers, words, places, count, ROW: tl.constexpr, ITEMSIZE: tl.constexpr):
     row = tl.program_id(0)
     start = row.to(tl.int64) * ROW
-    _read_row(pointer + start, size - start, limit, numbers, row, count, ROW)
+    _read_row(pointer + start, size - start, limit, numbers, words, places, row, count, ROW, ITEMSIZE)
 
 
 @triton.jit(do_not_specialize=["count"])
-def _many_tensors(table, limit, numbers, count, DTYPE: tl.constexpr, ROW: tl.constexpr):
+def _many_tensors(
+    table,
+    limit,
+    numbers,
+    words,
+    places,
+    count,
+    DTYPE: tl.constexpr,
+    ROW: tl.constexpr,
+    ITEMSIZE: tl.constexpr,
+):
     """`table`: address and size of each row."""
     row = tl.program_id(0)
     pointer = tl.load(table + row * 2).to(tl.pointer_type(DTYPE))
-    _read_row(pointer, tl.load(table + row * 2 + 1), limit, numbers, row, count, ROW)
+    size = tl.load(table + row * 2 + 1)
+    _read_row(pointer, size, limit, numbers, words, places, row, count, ROW, ITEMSIZE)
 
 
 class KernelWork(Work):
@@ -88,14 +109,21 @@ class KernelWork(Work):
         count = plan.row_count
         numbers, place = self._numbers(PER_ROW * count)
         limit = self._limit_tensor(numbers.device)
+        itemsize, words, places = 0, limit, limit
+        if self._words is not None:
+            itemsize = runs[0][1].element_size()
+            words = self._words.room(itemsize, [(handle, values.numel()) for handle, values in runs], 0)
+            places = element_powers_on(numbers.device, ROW, itemsize)
+        sums = (words, places, count)
         with entered(numbers.device):
             if len(runs) == 1:
-                _one_tensor[(count,)](runs[0][1], plan.values[0], limit, numbers, count, ROW=ROW)
+                _one_tensor[(count,)](runs[0][1], plan.values[0], limit, numbers, *sums, ROW=ROW, ITEMSIZE=itemsize)
             else:
                 addresses = [values.data_ptr() for _, values in runs]
                 table = table_of(addresses, plan.values, plan.rows, ROW, runs[0][1].element_size())
                 kind: Any = TYPES[KERNEL_DTYPES[dtype]]
-                _many_tensors[(count,)](send(table, numbers.device), limit, numbers, count, DTYPE=kind, ROW=ROW)
+                table = send(table, numbers.device)
+                _many_tensors[(count,)](table, limit, numbers, *sums, DTYPE=kind, ROW=ROW, ITEMSIZE=itemsize)
         self.done.append((place, plan))
 
     def _limit_tensor(self, device: torch.device) -> torch.Tensor:

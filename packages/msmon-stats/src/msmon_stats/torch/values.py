@@ -28,7 +28,7 @@ _FLOAT8 = frozenset(
     if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
 )
 _COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
-_SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
+SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 # Memory that was freed (a sharded parameter outside its use) shows as an offset from address 0.
 _LOWEST_ADDRESS = 1 << 40
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -90,7 +90,7 @@ def _unsupported(tensor: torch.Tensor) -> str | None:
     dtype = tensor.dtype
     if dtype not in KERNEL_DTYPES and dtype not in _FLOAT8 and dtype not in _COMPLEX:
         return f"values of dtype {dtype} are not numbers"
-    if tensor.layout in _SPARSE or tensor.layout is not torch.strided:
+    if tensor.layout in SPARSE or tensor.layout is not torch.strided:
         return None
     return _missing_memory(tensor)
 
@@ -148,7 +148,7 @@ def stored(tensor: torch.Tensor) -> Stored:
     """
     tensor = tensor.detach()
     implicit = 0
-    if tensor.layout in _SPARSE:
+    if tensor.layout in SPARSE:
         total = tensor.numel()
         # Entries of one position may occur several times; their sum is the value.
         tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()

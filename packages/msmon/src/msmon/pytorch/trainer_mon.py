@@ -93,8 +93,8 @@ class TrainerMon(BaseTrainerMon):
             # The devices are asked and kernels compiled now, not in the step after which collection starts.
             self._make_buffer()
 
-    def _make_buffer(self) -> PartialBuffer:
-        buffer = PartialBuffer()
+    def _make_buffer(self, *, fingerprint: bool = False) -> PartialBuffer:
+        buffer = PartialBuffer(fingerprint=fingerprint)
         for device, dtypes in self._expected.items():
             # What fails here fails again at the first tensor, where it is one part's failure.
             with contextlib.suppress(Exception):
