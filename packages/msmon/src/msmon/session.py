@@ -46,7 +46,13 @@ class Session:
         self.run_dir = run_dir
         self.coverage = Coverage()
         self._process = process
-        info = run_info(config, framework=process.framework, rank=process.rank, world_size=process.world_size)
+        info = run_info(
+            config,
+            framework=process.framework,
+            rank=process.rank,
+            world_size=process.world_size,
+            grad_acc_steps=process.micro_steps,
+        )
         info |= {"pp_stage": process.pp_stage, "parallel": process.parallel()}
         self.pipeline = Pipeline(
             rank=process.rank,
