@@ -58,6 +58,7 @@ class _Pattern:
     """Position of a rank -> the tensors' elements there before the reduction."""
     holders: dict[int, Ints]
     """Position of a rank whose part counts -> its elements of each tensor."""
+    whole: bool
 
 
 class GradientSums:
@@ -114,28 +115,30 @@ class GradientSums:
             return
         shared = self._expected.tensors[tensor]
         parts: dict[str, tuple[int, int]] = {}
+        holding = 0
         for at in members:
             shard = shared[at].entry.shard(AFTER)
-            numel = shared[at].entry.numel if shard is None else shard.numel
-            if numel or shard is None:
-                parts.setdefault(
-                    "" if shard is None else shard.part, (at, summed.numel[at] if shard is None else numel)
-                )
-        whole = list(parts) == [""] or all(numel == summed.numel[members[0]] for _, numel in parts.values())
-        holders = {at: numel for at, numel in parts.values()}
-        if whole:
-            # Each has all of it; of those that wrote it the first is taken.
-            holders = {at: summed.numel[at] for at in members}
-        elif sum(holders.values()) != summed.numel[members[0]]:
+            numel = summed.numel[at] if shard is None else shard.numel
+            if numel:
+                holding += 1
+                parts.setdefault("" if shard is None else shard.part, (at, numel))
+        holders = dict(parts.values())
+        if sum(holders.values()) != summed.numel[members[0]]:
             self._skip("a part of the reduced gradient was not recorded")
             return
+        whole = len(parts) == 1 and holding == len(members)
+        if whole:
+            # Each has all of it.
+            holders = {at: summed.numel[at] for at in members}
         dtypes = {str(shared[at].entry.fields.get("dtype", "")) for at in members} | {summed.dtype}
         eps, tiny = (max(values) for values in zip(*map(precision_of, dtypes), strict=True))
         divisor = summed.divided_by[members[0]]
         key = members, tuple(holders), whole, divisor, eps, tiny
         pattern = patterns.setdefault(
             key,
-            _Pattern(tensors=[], members=members, summed=summed, eps=eps, tiny=tiny, before={}, holders={}),
+            _Pattern(
+                tensors=[], members=members, summed=summed, eps=eps, tiny=tiny, before={}, holders={}, whole=whole
+            ),
         )
         pattern.tensors.append(tensor)
         for at in members:
@@ -165,15 +168,12 @@ class GradientSums:
         expected = np.sum([own[at] for at in members], axis=0)
         found = np.full(shape, np.nan)
         parts: dict[int, Floats] = {}
-        whole = len(pattern.holders) == len(members) and all(
-            np.array_equal(held, pattern.before[at]) for at, held in pattern.holders.items()
-        )
         for at, held in pattern.holders.items():
             present = after.present(at)[:, columns]
             parts[at] = np.where(present, after.values(at, "mean")[:, columns] * held, np.nan)
-            if whole:
+            if pattern.whole:
                 found = np.where(np.isnan(found), parts[at], found)
-        if not whole:
+        if not pattern.whole:
             # A part without elements has no row, and one of NaN makes the whole NaN.
             found = np.sum([np.where(pattern.holders[at] > 0, part, 0.0) for at, part in parts.items()], axis=0)
             digits += np.sum([np.abs(np.nan_to_num(part)) for part in parts.values()], axis=0)
@@ -190,7 +190,7 @@ class GradientSums:
             limit=limit,
             own=own,
             after=parts,
-            whole=whole,
+            whole=pattern.whole,
             divisor_known=divisor is not None,
             groups={
                 name: [self._expected.ranks.index(rank) for rank in ranks]

@@ -72,6 +72,13 @@ class MicroBatches:
         if lacking:
             self._reason = f"{' and '.join(lacking)} not in ops"
             return
+        fewer = _micro_steps(outputs)
+        if fewer < self._expected.grad_acc_steps:
+            self._reason = (
+                f"grad_acc_steps is {self._expected.grad_acc_steps}, and the steps consumed the gradients of {fewer}: were "
+                "gradients cleared between micro-steps?"
+            )
+            return
         self._reason = "no bias whose module's output gradient was recorded"
         of_module = _outputs_by_module(outputs)
         for tensor, rows in rows_by_tensor(gradients.index).items():
@@ -169,6 +176,11 @@ def _outputs_by_module(outputs: Observed) -> dict[TensorKey, dict[int, Ints]]:
             module = attrs.evolve(row.tensor, name=match["module"])
             found.setdefault(module, {}).setdefault(row.micro_step, []).append(number)
     return {module: {step: np.array(rows) for step, rows in own.items()} for module, own in found.items()}
+
+
+def _micro_steps(outputs: Observed) -> int:
+    """How many micro-steps the longest step has."""
+    return 1 + max((row.micro_step for row in outputs.index.rows), default=0)
 
 
 def _notes(coverage: Mapping[str, object]) -> list[object]:

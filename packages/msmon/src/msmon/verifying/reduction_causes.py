@@ -19,15 +19,18 @@ class Cause:
     """The ranks in question."""
 
 
-def cause_of(sums: Sums, at: int, column: int, factor: float, limit: float, expected: Expectations) -> Cause | None:
+def cause_of(
+    sums: Sums, at: int, column: int, found: float, factor: float, limit: float, expected: Expectations
+) -> Cause | None:
     """What explains a sum that is not what it should be; None: nothing known.
 
     Args:
         at, column: the step in `sums`, and the tensor.
+        found: the sum.
         factor: of all gradients at the step.
         limit: how far from it the value may lie.
     """
-    found = sums.found[at, column] / factor
+    found = found / factor
     should = sums.expected[at, column]
     limit = limit / min(factor, 1.0)
     for value, cause in _candidates(sums, at, column, should, expected):
@@ -42,10 +45,10 @@ def _candidates(
 ) -> Iterator[tuple[float, Cause]]:
     ranks, size, steps = expected.ranks, len(sums.members), expected.grad_acc_steps
     yield 0.0, Cause(text="the gradient is gone after the reduction")
-    for member in sums.members if size > 1 else ():
-        alone = sums.own[member][at, column]
-        rank = ranks[member]
+    several = [(ranks[member], sums.own[member][at, column]) for member in sums.members] if size > 1 else []
+    for rank, alone in several:
         yield should - alone, Cause(text=f"the gradient of rank {rank} is missing from the sum", ranks=(rank,))
+    for rank, alone in several:
         yield should + alone, Cause(text=f"the gradient of rank {rank} is in the sum twice", ranks=(rank,))
         # Before the division that comes with a reduction.
         yield alone * size, Cause(text=f"it is the gradient of rank {rank} alone: it was not reduced", ranks=(rank,))

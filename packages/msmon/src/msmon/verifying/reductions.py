@@ -13,7 +13,7 @@ from msmon.verifying.expectations import Expectations
 from msmon.verifying.gradient_sums import AFTER, BEFORE, GradientSums, Sums
 from msmon.verifying.reduction_causes import Cause, cause_of, factor_name
 from msmon.verifying.report import Outcome, Violation
-from msmon.verifying.windows import Window
+from msmon.verifying.windows import Mask, Window
 
 NAME = "reductions"
 TITLE = "The mean or sum over ranks of the gradients before the reduction is the gradient after it"
@@ -25,6 +25,10 @@ _TELLING = 0.02
 #: If more than this share of the sums is no multiple of what it should be, for no known reason, the program changes
 #: gradients between the reduction and the step.
 _CHANGED = 0.05
+
+#: So large a share of the tensors is no fault of one of them; and a program that does so does it from the first steps on.
+_MANY = 0.3
+_EARLY = 2
 
 _CHANGED_REASON = (
     "gradients are changed between the reduction and the step in a way that is no common factor (clipping by value or "
@@ -40,6 +44,8 @@ class _Broken:
     expected: float
     found: float
     cause: Cause | None
+    on: tuple[int, ...] = ()
+    """Ranks whose copy of the gradient it is; empty: what all have together."""
 
 
 class Reductions:
@@ -52,7 +58,10 @@ class Reductions:
         self._sums = GradientSums(expectations, digits)
         self._checked = 0
         self._unexplained = 0
+        self._unexplained_tensors: dict[TensorKey, int] = {}
+        """Tensor -> the first step at which nothing explains what became of its gradient."""
         self._broken: dict[tuple[TensorKey, tuple[int, ...]], _Broken] = {}
+        self._tensors: set[TensorKey] = set()
         self._seen: set[str] = set()
         self._few = False
         self._compared_factors = 0
@@ -70,6 +79,7 @@ class Reductions:
         by_members: dict[tuple[int, ...], list[Sums]] = {}
         for sums in made:
             by_members.setdefault(tuple(sums.members), []).append(sums)
+            self._tensors.update(sums.tensors)
         before = len(self._steps)
         self._steps += window.steps.tolist()
         for members, own in by_members.items():
@@ -90,24 +100,50 @@ class Reductions:
         with np.errstate(invalid="ignore", over="ignore"):
             should = factor * sums.expected
             limit = sums.limit * np.maximum(factor, 1.0) + exact * np.abs(sums.expected)
-            known = np.isfinite(should) & np.isfinite(sums.found)
-            bad = known & (np.abs(sums.found - should) > limit)
-        bad[[at for at, step in enumerate(window.steps.tolist()) if step in local]] = False
-        self._checked += int(known.sum())
+        here = [at for at, step in enumerate(window.steps.tolist()) if step in local]
+        # Where each rank has all of it, each of them may be wrong alone.
+        for at, found in sums.after.items() if sums.whole else ((None, sums.found),):
+            with np.errstate(invalid="ignore", over="ignore"):
+                known = np.isfinite(should) & np.isfinite(found)
+                bad = known & (np.abs(found - should) > limit)
+            bad[here] = False
+            self._checked += int(known.sum())
+            self._note(sums, window, at, found, should, limit, factor, bad)
+
+    def _note(
+        self,
+        sums: Sums,
+        window: Window,
+        holder: int | None,
+        found: Floats,
+        should: Floats,
+        limit: Floats,
+        factor: Floats,
+        bad: Mask,
+    ) -> None:
         for column in np.flatnonzero(bad.any(axis=0)).tolist():
             at = int(bad[:, column].argmax())
-            cause = cause_of(sums, at, column, float(factor[at, 0]), limit[at, column], self._expected)
-            self._unexplained += 0 if cause else int(bad[:, column].sum())
+            value = float(found[at, column])
+            cause = cause_of(sums, at, column, value, float(factor[at, 0]), float(limit[at, column]), self._expected)
             place = sums.tensors[column], tuple(sums.members)
-            if place not in self._broken:
-                self._broken[place] = _Broken(
-                    step=int(window.steps[at]),
-                    tensor=sums.tensors[column],
-                    ranks=tuple(self._expected.ranks[member] for member in sums.members),
-                    expected=float(should[at, column]),
-                    found=float(sums.found[at, column]),
-                    cause=cause,
-                )
+            ranks = self._expected.ranks
+            if cause is None:
+                self._unexplained += int(bad[:, column].sum())
+                self._unexplained_tensors.setdefault(sums.tensors[column], int(window.steps[at]))
+            broken = _Broken(
+                step=int(window.steps[at]),
+                tensor=sums.tensors[column],
+                ranks=tuple(ranks[member] for member in sums.members),
+                expected=float(should[at, column]),
+                found=value,
+                cause=cause,
+                on=() if holder is None else (ranks[holder],),
+            )
+            before = self._broken.get(place)
+            if before is None:
+                self._broken[place] = broken
+            elif before.step == broken.step and before.on and broken.on and before.on != broken.on:
+                self._broken[place] = attrs.evolve(before, on=(*before.on, *broken.on))
 
     def _locally_clipped(self, own: Sequence[Sums], window: Window, factor: Floats, exact: Floats) -> set[int]:
         """Steps at which each rank's part has a factor of its own: the sum of part over factor is what it should be."""
@@ -136,7 +172,12 @@ class Reductions:
 
     @property
     def _changed(self) -> bool:
-        return self._unexplained > _CHANGED * self._checked
+        """Whether the program changes gradients: many of them, or from the first steps on."""
+        if self._unexplained <= _CHANGED * self._checked:
+            return False
+        early = self._steps[min(_EARLY, len(self._steps)) - 1]
+        many = len(self._unexplained_tensors) > _MANY * len(self._tensors)
+        return many or any(step <= early for step in self._unexplained_tensors.values())
 
     def reductions(self) -> Outcome:
         """Whether the reductions add up."""
@@ -152,7 +193,7 @@ class Reductions:
             how="sums of all elements, from means and numbers of elements",
             reason="; ".join(f"{reason}: {count} not checked" for reason, count in self._sums.reasons.items()),
             violations=violations,
-            notes=[text for text in (self._factor_note(),) if text],
+            notes=[text for text in (self._factor_note(),) if text and not violations],
         )
 
     def clipping(self) -> Outcome:
@@ -188,11 +229,23 @@ class Reductions:
                 data_type=AFTER,
                 tensor=one.tensor.label(),
                 ranks=one.ranks,
-                minority=() if one.cause is None else one.cause.ranks,
+                minority=self._minority(one),
                 stat="sum of all elements",
                 values={"after": f"{one.found:.9g}", "should be": f"{one.expected:.9g}"},
                 guess=_factor_text(one) if one.cause is None else one.cause.text,
             )
+
+    @staticmethod
+    def _minority(one: _Broken) -> tuple[int, ...]:
+        if one.on and len(one.on) < len(one.ranks):
+            return one.on
+        return () if one.cause is None else one.cause.ranks
+
+    def blamed(self) -> dict[tuple[TensorKey, int], tuple[int, ...]]:
+        """(tensor, step) -> the ranks whose reduced gradient is wrong, where it is not that of all."""
+        if self._changed:
+            return {}
+        return {(one.tensor, one.step): ranks for one in self._broken.values() if (ranks := self._minority(one))}
 
     def _wrong_factors(self) -> Iterator[Violation]:
         """Steps at which all gradients together are larger than they should be, or have been divided once more."""
@@ -222,7 +275,7 @@ class Reductions:
                 guess=f"{values[at]:.4g} times what it should be" + (f": looks like {name}" if name else ""),
             )
 
-    def _divided_again(self, values: Floats, limits: Floats, ranks: int) -> np.typing.NDArray[np.bool_]:
+    def _divided_again(self, values: Floats, limits: Floats, ranks: int) -> Mask:
         """Clipping has another factor at every step; a division has the same."""
         found = np.zeros(len(values), np.bool_)
         wrong = {1 / ranks, 1 / ranks**2} - {1.0, 1 / self._expected.grad_acc_steps}
@@ -237,7 +290,7 @@ class Reductions:
 
     def _factor_note(self) -> str:
         """What a constant factor is that is not wrong."""
-        for factors in self._factors.values():
+        for members, factors in self._factors.items():
             values, limits = np.array(factors).T
             known = np.isfinite(values)
             if known.sum() < 2 or not (np.abs(values[known] - values[known][0]) <= limits[known] + 1e-9).all():
@@ -245,7 +298,8 @@ class Reductions:
             value, steps = values[known][0], self._expected.grad_acc_steps
             if steps > 1 and abs(value - 1 / steps) <= limits[known][0]:
                 return f"the program divides gradients by grad_acc_steps ({steps}) after the reduction"
-            if abs(value - 1) > limits[known][0]:
+            mean = 1.0 if members in self._divisors_known else 1 / len(members)
+            if min(abs(value - 1), abs(value - mean)) > limits[known][0]:
                 return f"at every step all gradients after are {value:.6g} times those before"
         return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
@@ -34,7 +35,7 @@ _APART = "replicas that are computed on each rank came apart: a gradient that is
 _TIE = "there are two, and nothing else tells which of them is wrong"
 
 Changes = Mapping[tuple[TensorKey, int], Collection[int]]
-"""(tensor, step) -> the ranks whose weight was changed between the step before and this one."""
+"""(tensor, step) -> ranks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +65,7 @@ class Replicas:
         self._found: dict[tuple[str, int, str], _Found] = {}
         self._classes: dict[str, tuple[int, list[tuple[Ints, list[Ints], list[Ints]]]]] = {}
         self._first_step: int | None = None
+        self._evidence: dict[str, Changes] = {}
 
     def look(self, window: Window) -> None:
         """Compare the replicas of these steps."""
@@ -188,8 +190,14 @@ class Replicas:
                         },
                     )
 
-    def outcome(self, changes: Changes) -> Outcome:
-        """What was found; `changes` tells which of two replicas is the one that changed."""
+    def outcome(self, changes: Changes, blamed: Changes) -> Outcome:
+        """What was found.
+
+        Args:
+            changes: which weights were changed between two steps: of two replicas that differ, that one is wrong.
+            blamed: whose gradients are not what they should be after the reduction, likewise.
+        """
+        self._evidence = {"param_origin": changes, "grad_reduced": blamed}
         state = "not checked" if not self._equality.comparisons else "broken" if self._found else "holds"
         return Outcome(
             invariant=NAME,
@@ -198,7 +206,7 @@ class Replicas:
             comparisons=self._equality.comparisons,
             how=self._equality.how,
             reason=self._reason() if state == "not checked" else "",
-            violations=list(self._violations(changes)),
+            violations=list(self._violations()),
         )
 
     def _reason(self) -> str:
@@ -213,17 +221,16 @@ class Replicas:
             return "no two ranks recorded the same part of a tensor"
         return "neither weights, moments nor reduced gradients were recorded (param_distribution, mv_distribution)"
 
-    def _violations(self, changes: Changes) -> Iterator[Violation]:
+    def _violations(self) -> Iterator[Violation]:
         found = sorted(self._found.values(), key=lambda one: (one.step, execution_position(one.data_type), one.row))
-        together: dict[tuple[int, str], int] = {}
+        together = Counter((one.step, one.data_type) for one in found)
+        known: dict[TensorKey, list[int]] = {}
         for one in found:
-            together[one.step, one.data_type] = together.get((one.step, one.data_type), 0) + 1
-        for number, one in enumerate(found):
-            minority = self._minority(one, changes)
-            alone = together[one.step, one.data_type] == 1
-            named = [one.groups[0], *one.groups[1:]]
+            minority = self._minority(one) or known.get(one.tensor, [])
+            known.setdefault(one.tensor, minority)
             # The ranks in question come first.
-            named.sort(key=lambda ranks: not set(ranks) <= set(minority))
+            named = sorted(one.groups, key=lambda ranks: not set(ranks) <= set(minority))
+            first = (one.step, one.data_type) == (found[0].step, found[0].data_type)
             yield Violation(
                 step=one.step,
                 data_type=one.data_type,
@@ -233,16 +240,17 @@ class Replicas:
                 minority=tuple(sorted(minority)),
                 stat=one.stat,
                 values={ranks_in_words(ranks): one.values[ranks[0]] for ranks in named},
-                guess=self._guess(one, minority, alone=alone) if number == 0 or one.step == found[0].step else "",
+                # What comes after is what became of it.
+                guess=self._guess(one, minority, alone=together[one.step, one.data_type] == 1) if first else "",
             )
 
-    def _minority(self, one: _Found, changes: Changes) -> list[int]:
+    def _minority(self, one: _Found) -> list[int]:
         sizes = [len(ranks) for ranks in one.groups]
         if len(sizes) > 1 and sizes[0] > sizes[1]:
             return [rank for ranks in one.groups[1:] for rank in ranks]
         members = {rank for ranks in one.groups for rank in ranks}
-        changed = members & set(changes.get((one.tensor, one.step), ())) if one.data_type == "param_origin" else set()
-        return sorted(changed) if changed < members else []
+        wrong = members & set(self._evidence.get(one.data_type, {}).get((one.tensor, one.step), ()))
+        return sorted(wrong) if wrong < members else []
 
     def _guess(self, one: _Found, minority: Collection[int], *, alone: bool) -> str:
         if one.computed:

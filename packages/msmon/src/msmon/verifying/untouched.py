@@ -111,7 +111,7 @@ class Untouched:
         steps: Ints,
         joined: Mask,
     ) -> None:
-        if not joined.any() or after.max(initial=-1) >= len(updated.index.rows):
+        if not joined.any() or after.max(initial=-1) >= updated.blocks[0].values.shape[2]:
             return
         changed = np.array(
             [
