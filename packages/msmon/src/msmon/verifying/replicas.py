@@ -31,6 +31,7 @@ _NOT_REDUCED = "gradients differ after the reduction: it was skipped, or not mad
 _UPDATED = (
     "other values came out of equal gradients and equal weights: the optimizers are not set up alike, or hardware"
 )
+_GRADIENTS_UNKNOWN = "after this update; whether the gradients were equal is not known, since not all ranks wrote them"
 _APART = "replicas that are computed on each rank came apart: a gradient that is not reduced over the group?"
 _TIE = "there are two, and nothing else tells which of them is wrong"
 
@@ -64,6 +65,8 @@ class Replicas:
         self._equality = Equality()
         self._found: dict[tuple[str, int, str], _Found] = {}
         self._classes: dict[str, tuple[int, list[tuple[Ints, list[Ints], list[Ints]]]]] = {}
+        self._compared: set[str] = set()
+        """Data types that two ranks wrote."""
         self._first_step: int | None = None
         self._evidence: dict[str, Changes] = {}
 
@@ -105,8 +108,11 @@ class Replicas:
     def _compare(self, window: Window, observed: Observed, rows: Ints, group: Ints) -> None:
         chosen: Ints | slice = slice(None) if len(rows) == len(observed.index.rows) else rows
         broken = np.zeros((len(window.steps), len(rows)), np.bool_)
+        before = self._equality.comparisons
         for at in group[1:].tolist():
             broken |= self._equality.unequal(observed, int(group[0]), observed, at, chosen)
+        if self._equality.comparisons > before:
+            self._compared.add(observed.index.data_type)
         self._note(window, observed, rows, group, broken)
 
     def _compare_computed(self, window: Window, observed: Observed, rows: Ints, group: Ints) -> None:
@@ -259,6 +265,8 @@ class Replicas:
             return _DIFFERENT_START
         if one.data_type == "grad_reduced":
             guess = _NOT_REDUCED
+        elif one.data_type != "param_origin" and "grad_reduced" not in self._compared:
+            guess = _GRADIENTS_UNKNOWN
         elif alone and len(minority) < 2:
             guess = _CORRUPTED
         elif one.data_type == "param_origin":
