@@ -1,4 +1,4 @@
-"""A data-parallel run of any size through the real writers, without training it: what ranks of a long job leave behind."""
+"""A data-parallel run of any size through the real writers, without training it: what a long job leaves behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Time and memory of `msmon verify` on a data-parallel run of 8 ranks, 5,000 tensors and 1,000 steps.
 
-The tensors are five rows of each of 1,000 parameters, in the Parquet store with six statistics: 40 million rows. Without
-`--benchmark-enable` a run of a few tensors goes through the same code once.
+The tensors are five rows of each of 1,000 parameters, in the Parquet store with six statistics: 40 million rows.
+Without `--benchmark-enable` a run of a few tensors goes through the same code once.
 """
 
 from __future__ import annotations

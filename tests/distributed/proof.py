@@ -2,8 +2,8 @@
 
 (a) merged statistics of gradients, weights and moments are those of the unsharded training; (b) a rank's unreduced
 gradient is that of one process on the rank's batch; (c) losses and weights are bit-equal with and without the
-monitor; (d) a rank outside ``module_ranks`` writes nothing and nobody hangs; (e) everything is off after ``close()``; (f) `msmon verify`
-finds nothing broken.
+monitor; (d) a rank outside ``module_ranks`` writes nothing and nobody hangs; (e) everything is off after ``close()``;
+(f) `msmon verify` finds nothing broken.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def numbers_of(column: Any, stat: str) -> tuple[Floats, npt.NDArray[np.bool_] | 
 
 def _known(texts: pa.Array, values: Floats, stat: str) -> npt.NDArray[np.bool_]:
     if stat == FINGERPRINT:
-        return pc.equal(pc.binary_length(texts), _DIGITS).to_numpy(zero_copy_only=False)
+        return np.asarray(pc.equal(pc.binary_length(texts), _DIGITS).to_numpy(zero_copy_only=False))
     return ~np.isnan(values)
 
 

@@ -118,7 +118,9 @@ class Collectives:
         sizes = [stat for stat in ("absmax", "min", "max", "rms") if observed.has(stat)]
         if not sizes:
             return
-        size = np.sum([largest(observed.values(at, stat)[:, sent] for stat in sizes) for at in ranks], axis=0)
+        size = np.zeros(len(found))
+        for at in ranks:
+            size += largest(observed.values(at, stat)[:, sent] for stat in sizes)
         with np.errstate(invalid="ignore"):
             known = there & np.isfinite(expected) & np.isfinite(found)
             broken = known & (np.abs(found - expected) > _SUM_LIMIT * size)

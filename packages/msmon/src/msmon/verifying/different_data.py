@@ -24,8 +24,8 @@ _IN_A_ROW = 2
 _STUCK = 3
 
 _SAME = (
-    "all recorded activations are equal: these ranks got the same batches (a sampler without rank or world size, or the "
-    "same seed)"
+    "all recorded activations are equal: these ranks got the same batches (a sampler without rank or world size, or "
+    "the same seed)"
 )
 _OTHER = "ranks of a tensor-parallel group got different inputs: each has a data loader of its own, with another seed?"
 _REPEATED = "the inputs of this step are those of the step before, and stay so: the data loader is stuck"
@@ -258,4 +258,4 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Bits that depend on all bits: splitmix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    return np.asarray(values ^ (values >> np.uint64(31)))

@@ -1,4 +1,4 @@
-"""Who should be equal to whom, and what is the sum of what: from what the ranks have recorded, and from nothing else."""
+"""Who should be equal to whom, and what is the sum of what: from what the ranks have recorded and nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from msmon.reading.index import Index, Ints, TensorKey
 from msmon.reading.run import Run
@@ -93,8 +92,8 @@ class Expectations:
             for at, one in shared.items():
                 word = one.layout.get("tied") if one.layout else None
                 if word and one.layout is not None:
-                    group = _group(one.layout, "equal_over", str(word))
-                    by_word.setdefault(str(word), []).append((at, tensor, {self._position.get(r, -1) for r in group}))
+                    ranks = _group(one.layout, "equal_over", str(word))
+                    by_word.setdefault(str(word), []).append((at, tensor, {self._position.get(r, -1) for r in ranks}))
         for entries in by_word.values():
             for number, (at, tensor, group) in enumerate(entries):
                 for other, name, _ in entries[number + 1 :]:
@@ -205,6 +204,3 @@ def _text(groups: Any, without: frozenset[str]) -> tuple[str, ...] | None:
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
-
-
-Mask = npt.NDArray[np.bool_]

@@ -1,7 +1,7 @@
 """The gradient of a step is the sum of those of its micro-batches.
 
-A bias is added to an output, so its gradient is the sum of the output's gradient over all positions. That is an identity
-of sums, for every layer that adds its bias last, and it tells what a micro-batch contributes without a further read.
+A bias is added to an output, so its gradient is the sum of the output's gradient over all positions. That is an
+identity of sums, for every layer that adds its bias last, and tells what a micro-batch contributes with no other read.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class MicroBatches:
         fewer = _micro_steps(outputs)
         if fewer < self._expected.grad_acc_steps:
             self._reason = (
-                f"grad_acc_steps is {self._expected.grad_acc_steps}, and the steps consumed the gradients of {fewer}: were "
-                "gradients cleared between micro-steps?"
+                f"grad_acc_steps is {self._expected.grad_acc_steps}, and the steps consumed the gradients of {fewer}: "
+                "were gradients cleared between micro-steps?"
             )
             return
         self._reason = "no bias whose module's output gradient was recorded"

@@ -37,13 +37,14 @@ def write_verification(report: Report, output: str | Path) -> Written:
     indices = {name: build_index(run, name) for name in run.data_types if name in broken}
     indices = {name: index for name, index in indices.items() if index.stats and len(index.steps)}
     keys = {(name, key.label()): key for name, index in indices.items() for key in index.tensors()[0]}
-    marks = {name: [] for name in indices}
+    marks: dict[str, set[tuple[TensorKey, int]]] = {name: set() for name in indices}
     for outcome in report.outcomes:
         for one in outcome.violations:
             key = keys.get((one.data_type, one.tensor))
             if key is not None:
-                marks[one.data_type].append((key, one.step))
-    anomalies = Anomalies(total=0, first=[], marks=marks, spread=[])
+                marks[one.data_type].add((key, one.step))
+    shown = {name: frozenset(places) for name, places in marks.items()}
+    anomalies = Anomalies(total=0, first=[], marks=shown, spread=[])
     order = model_order(run, indices)
     first = report.first
     verdict = "everything that was checked holds" if first is None else f"broken at step {first.step}"

@@ -26,7 +26,7 @@ _TELLING = 0.02
 #: gradients between the reduction and the step.
 _CHANGED = 0.05
 
-#: So large a share of the tensors is no fault of one of them; and a program that does so does it from the first steps on.
+#: So large a share of the tensors is no fault of one of them; and a program that does so does it from the first steps.
 _MANY = 0.3
 _EARLY = 2
 

@@ -86,7 +86,7 @@ class Replicas:
         self._compare_tied(window)
 
     def _patterns(self, index: Index) -> list[tuple[Ints, list[Ints], list[Ints]]]:
-        """Rows that the same ranks hold: the rows, groups of ranks with the same bits, and of those that compute them."""
+        """Rows that the same ranks hold: the rows, groups of ranks with the same bits, and of such that compute."""
         known = self._classes.get(index.data_type)
         if known is None or known[0] != len(index.rows):
             exact, computed = self._expected.class_rows(index)

@@ -94,7 +94,9 @@ class Untouched:
         if self._last is not None:
             step, last = self._last
             first = window.steps[:1]
-            self._between(last, _part(origin, slice(0, 1)), tensors, after, before, first, first == step + 1)
+            self._between(
+                last, _part(origin, slice(0, 1)), tensors, after, before, first, np.asarray(first == step + 1)
+            )
         self._last = int(window.steps[-1]), _copy(_part(updated, slice(-1, None)))
         gradient = window.types.get(GRADIENT)
         if gradient is not None:
@@ -156,7 +158,7 @@ class Untouched:
         has[:, known] = wrote[:, columns[known]]
         there = origin.present(at)[:, before] & updated.present(at)[:, after]
         moved = self._equality.unequal(origin, at, updated, at, before, after)
-        self._moving_alone(window, at, tensors, there & ~has & wrote.any(axis=1)[:, None], moved, has)
+        self._moving_alone(window, at, tensors, there & ~has & np.asarray(wrote.any(axis=1))[:, None], moved, has)
         exact = not self._rounded or (origin.has(FINGERPRINT) and updated.has(FINGERPRINT))
         if not exact or not gradient.has("norm"):
             self._cannot_move = (
@@ -174,7 +176,7 @@ class Untouched:
         """Tensors whose updates would show: Adam makes all as large, and single precision holds them."""
         adam = {row.tensor for name in ADAM if name in window.types for row in window.types[name].index.rows}
         single = np.array([self._is_single(at, tensor) for tensor in tensors])
-        return single & np.array([tensor in adam for tensor in tensors])
+        return np.asarray(single & np.array([tensor in adam for tensor in tensors]))
 
     def _is_single(self, at: int, tensor: TensorKey) -> bool:
         shared = self._expected.tensors.get(tensor, {}).get(at)

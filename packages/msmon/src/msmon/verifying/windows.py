@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import Any
 
 import attrs
 import numpy as np
@@ -118,8 +116,3 @@ def row_keys(index: Index) -> list[RowKey]:
 def micro_step_of(row: RowKey) -> int | None:
     """None where a tensor exists once a step."""
     return None if row.micro_step == NO_MICRO_STEP else row.micro_step
-
-
-def take(iterator: Iterator[Any], count: int) -> list[Any]:
-    """The next few of an iterator."""
-    return list(islice(iterator, count))
