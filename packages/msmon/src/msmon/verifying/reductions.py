@@ -10,6 +10,7 @@ import numpy as np
 from msmon.reading.index import TensorKey
 from msmon.reading.statistics import Floats
 from msmon.verifying.expectations import Expectations
+from msmon.verifying.factors import UNKNOWN, Factor, factors_at
 from msmon.verifying.gradient_sums import AFTER, BEFORE, GradientSums, Sums
 from msmon.verifying.reduction_causes import Cause, cause_of, factor_name
 from msmon.verifying.report import Outcome, Violation
@@ -20,8 +21,6 @@ TITLE = "The mean or sum over ranks of the gradients before the reduction is the
 CLIPPING = "clipping"
 CLIPPING_TITLE = "Gradients are clipped and scaled by one factor for all parameters and ranks"
 
-#: Tensors whose sum says this much of its own size, and no less, tell the factor.
-_TELLING = 0.02
 #: If more than this share of the sums is no multiple of what it should be, for no known reason, the program changes
 #: gradients between the reduction and the step.
 _CHANGED = 0.05
@@ -66,7 +65,7 @@ class Reductions:
         self._few = False
         self._compared_factors = 0
         self._steps: list[int] = []
-        self._factors: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+        self._factors: dict[tuple[int, ...], list[Factor]] = {}
         """Ranks that sum up -> of each step the factor and how exact it is; NaN where it is not known."""
         self._divisors_known: set[tuple[int, ...]] = set()
         self._local: list[tuple[int, dict[int, float]]] = []
@@ -82,9 +81,10 @@ class Reductions:
             self._tensors.update(sums.tensors)
         before = len(self._steps)
         self._steps += window.steps.tolist()
+        at_steps = [factors_at(at, by_members) for at in range(len(window.steps))]
         for members, own in by_members.items():
-            factors = [_factor(own, at) for at in range(len(window.steps))]
-            known = self._factors.setdefault(members, [(np.nan, np.nan)] * before)
+            factors = [one.get(members, UNKNOWN) for one in at_steps]
+            known = self._factors.setdefault(members, [UNKNOWN] * before)
             known += factors
             if all(sums.divisor_known for sums in own):
                 self._divisors_known.add(members)
@@ -94,7 +94,7 @@ class Reductions:
             for sums in own:
                 self._compare(sums, window, factor, exact, local)
         for known in self._factors.values():
-            known += [(np.nan, np.nan)] * (len(self._steps) - len(known))
+            known += [UNKNOWN] * (len(self._steps) - len(known))
 
     def _compare(self, sums: Sums, window: Window, factor: Floats, exact: Floats, local: set[int]) -> None:
         with np.errstate(invalid="ignore", over="ignore"):
@@ -338,24 +338,6 @@ class Reductions:
                 },
                 guess="clipped by the local norm instead of the global one?",
             )
-
-
-def _factor(own: Sequence[Sums], at: int) -> tuple[float, float]:
-    """The factor that most sums of a step agree on, and how exact it is."""
-    found = np.concatenate([sums.found[at] for sums in own])
-    expected = np.concatenate([sums.expected[at] for sums in own])
-    limit = np.concatenate([sums.limit[at] for sums in own])
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        ratio, exact = found / expected, limit / np.abs(expected)
-    telling = np.isfinite(ratio) & (exact < _TELLING)
-    if not telling.any():
-        return np.nan, np.nan
-    ratio, exact = ratio[telling], exact[telling]
-    order = np.argsort(ratio, kind="stable")
-    # The weighted median: the more exact a ratio is, the more it counts.
-    weights = np.cumsum(1 / np.maximum(exact[order], 1e-12))
-    middle = order[int(np.searchsorted(weights, weights[-1] / 2))]
-    return float(ratio[middle]), float(exact[middle] * max(abs(ratio[middle]), 1.0))
 
 
 def _equations(own: Sequence[Sums], at: int, members: Sequence[int]) -> tuple[Floats, Floats, Floats]:
