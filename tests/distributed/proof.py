@@ -2,7 +2,8 @@
 
 (a) merged statistics of gradients, weights and moments are those of the unsharded training; (b) a rank's unreduced
 gradient is that of one process on the rank's batch; (c) losses and weights are bit-equal with and without the
-monitor; (d) a rank outside ``module_ranks`` writes nothing and nobody hangs; (e) everything is off after ``close()``.
+monitor; (d) a rank outside ``module_ranks`` writes nothing and nobody hangs; (e) everything is off after ``close()``;
+(f) `msmon verify` finds nothing broken.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import pytest
 import torch
 
 import msmon_io
+from msmon import verify
 from msmon.merging import merge_ranks
 from msmon_io import Table
 
 from .workload import ReferenceStep
 
-CLAIMS = "abcde"
+CLAIMS = "abcdef"
 Rows = dict[tuple[str, int, str, int], dict[str, float]]
 """(data type, step, name, micro-step) -> statistic -> value."""
 
@@ -129,13 +131,23 @@ def prove_claims(
     each_micro_step: bool = False,
     **tolerances: float,
 ) -> None:
-    """All five claims, of what `prove` wrote into ``folder``."""
+    """All six claims, of what `prove` wrote into ``folder``."""
     everywhere = folder / "all"
     proof.check(engine, "a", assert_reduced, merged_rows(everywhere), reference, **tolerances)
     proof.check(engine, "b", assert_unreduced, everywhere, reference, each_micro_step=each_micro_step, **tolerances)
     proof.check(engine, "c", assert_unchanged, answers)
     proof.check(engine, "d", assert_other_ranks_silent, folder / "first")
     proof.check(engine, "e", assert_all_off, answers)
+    proof.check(engine, "f", assert_verified, everywhere)
+
+
+def assert_verified(output_dir: Path) -> None:
+    """(f)."""
+    report = verify(output_dir)
+    assert report.holds, report.first
+    layouts = [entry.get("layout", {}) for entry in run_info(output_dir, 0)["tensors"]]
+    if any("summed_over" in layout for layout in layouts):
+        assert report.outcome("reductions").state == "holds", report.outcome("reductions").reason
 
 
 def assert_unreduced(

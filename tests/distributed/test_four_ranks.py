@@ -10,6 +10,7 @@ from .proof import (
     assert_rows,
     assert_unchanged,
     assert_unreduced,
+    assert_verified,
     merged_rows,
     rank_rows,
 )
@@ -32,6 +33,7 @@ def test_fsdp2_replicas_of_shards(four_ranks, proof, tmp_path):
     proof.check(name, "c", assert_unchanged, answers)
     proof.check(name, "d", assert_other_ranks_silent, tmp_path / "first")
     proof.check(name, "e", assert_all_off, answers)
+    proof.check(name, "f", assert_verified, tmp_path / "all")
 
 
 def test_fsdp2_of_tensor_parallel(four_ranks, proof, tmp_path):
@@ -43,6 +45,7 @@ def test_fsdp2_of_tensor_parallel(four_ranks, proof, tmp_path):
     proof.check(name, "c", assert_unchanged, answers)
     proof.check(name, "d", assert_other_ranks_silent, tmp_path / "first")
     proof.check(name, "e", assert_all_off, answers)
+    proof.check(name, "f", assert_verified, tmp_path / "all")
 
 
 def assert_parts_of_own_gradients(output_dir, reference):

@@ -15,6 +15,7 @@ from .proof import (
     assert_all_off,
     assert_other_ranks_silent,
     assert_unchanged,
+    assert_verified,
     coverage,
     run_info,
     statistics,
@@ -63,6 +64,7 @@ def test_proof(megatron_ranks, proof, tmp_path, name):
     proof.check(engine, "c", assert_unchanged, answers)
     proof.check(engine, "d", assert_other_ranks_silent, tmp_path / "first")
     proof.check(engine, "e", assert_all_off, answers)
+    proof.check(engine, "f", assert_verified, everywhere)
     for rank in (0, 1):
         assert run_info(everywhere, rank)["pp_stage"] == (rank if variant.get("pipeline", 1) > 1 else 0)
         found = coverage(everywhere, rank)

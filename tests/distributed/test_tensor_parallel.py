@@ -6,6 +6,7 @@ from .proof import (
     assert_reduced,
     assert_rows,
     assert_unchanged,
+    assert_verified,
     coverage,
     merged_rows,
     rank_rows,
@@ -35,6 +36,7 @@ def test_proof(ranks, proof, tmp_path):
     proof.check("tensor parallel", "c", assert_unchanged, answers)
     proof.check("tensor parallel", "d", assert_other_ranks_silent, tmp_path / "first")
     proof.check("tensor parallel", "e", assert_all_off, answers)
+    proof.check("tensor parallel", "f", assert_verified, tmp_path / "all")
     info = run_info(tmp_path / "all", 1)
     assert info["engine"] == "tensor_parallel"
     shapes = {entry["name"]: (entry["shape"], entry["local_shape"]) for entry in info["tensors"]}

@@ -236,13 +236,9 @@ def test_a_call_takes_one_operator_and_long_tensors_take_few(accelerator):
     assert len(accelerator.names) <= 20 + 4 * LAUNCHES + 4
 
 
-<<<<<<< HEAD
 @shows_launches
-def test_every_operator_exists_for_ascend(accelerator):
-=======
 @pytest.mark.parametrize("fingerprint", [False, True])
 def test_every_operator_exists_for_ascend(accelerator, fingerprint):
->>>>>>> fp
     """The installed package says so: it names the classes of Ascend's operators."""
     library = Path(mindspore.__file__).parent / "lib" / "plugin" / "libmindspore_ops_ascend.so"
     if not library.exists():

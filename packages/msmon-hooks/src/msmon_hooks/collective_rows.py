@@ -9,6 +9,7 @@ from typing import Any
 
 from msmon_hooks.events import TensorRef
 from msmon_hooks.guard import logger
+from msmon_hooks.layout import ranks_text
 from msmon_hooks.recording import Recording
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import CollectiveRequest
@@ -31,6 +32,9 @@ class CollectiveRows:
         self._seen: dict[tuple[Any, ...], int] = {}
         """Description of a call -> how often it came in the first step."""
         self._logged = False
+        self._used: dict[str, dict[tuple[str, str], None]] = {}
+        """Function -> the ranks it was called for, as text, and how they reduce."""
+        self._told = 0
         self._order: dict[str, int] = {}
 
     def attach(self, registrations: Registrations) -> None:
@@ -42,17 +46,22 @@ class CollectiveRows:
         """Whether the step in flight is recorded."""
         return self._clock.sampled and self.guard.enabled
 
-    def begins(self, name: str, group: str, tensors: Iterable[Any]) -> bool:
+    def begins(
+        self, name: str, group: str, tensors: Iterable[Any], *, ranks: Sequence[int] = (), reduction: str = ""
+    ) -> bool:
         """A collective is about to run; returns whether its tensors are to be read.
 
         Args:
             name: of the function.
             group: describes the group.
             tensors: everything that is sent or filled on this rank.
+            ranks: of the group; empty where nobody knows.
+            reduction: `sum`, `avg` and so on, where there is one.
         """
         stack = _stack() if self._request.log_only or not self._logged else []
         if not self._wants(stack):
             return False
+        self._used.setdefault(name, {})[ranks_text(ranks), reduction] = None
         if not self._logged:
             dtypes = ", ".join(sorted({str(tensor.dtype) for tensor in tensors})) or "no tensor"
             shown = tuple(stack[:_FRAMES]) if self._request.log_only else tuple(stack[:1])
@@ -93,6 +102,7 @@ class CollectiveRows:
 
     def step_ends(self) -> Callable[[], None] | None:
         """After the first step: something to call that says which calls there were."""
+        self._tell_groups()
         if self._logged or not self.wanted:
             return None
         self._logged = True
@@ -101,6 +111,19 @@ class CollectiveRows:
             lines.append(f"  {name} x{count}, {dtypes}, {group}, from " + "\n      from ".join(stack))
         self._seen.clear()
         return lambda: logger.warning("%s", "\n".join(lines))
+
+    def _tell_groups(self) -> None:
+        """Say for which ranks each function is called, when there are new ones."""
+        count = sum(map(len, self._used.values()))
+        tell = self._recording.request.on_collectives
+        if count > self._told and tell is not None:
+            self._told = count
+            tell(
+                {
+                    name: [{"ranks": ranks, "reduction": reduction} for ranks, reduction in found]
+                    for name, found in self._used.items()
+                }
+            )
 
 
 def _stack() -> list[str]:

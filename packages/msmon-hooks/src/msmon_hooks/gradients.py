@@ -11,6 +11,7 @@ from msmon_hooks.coverage import Coverage
 from msmon_hooks.data_types import DATA_TYPES
 from msmon_hooks.events import Shard
 from msmon_hooks.guard import Guarded, logger
+from msmon_hooks.layout import Layout
 from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
@@ -89,6 +90,8 @@ class GradientSource:
         """Of hooks, and of whatever else reads the engine's inside, which may differ in another version."""
         self.update_guard = Guarded("gradients after the reduction", self.coverage.switched_off)
         """The same for what is read in the middle of the optimizer's step."""
+        self.layout_guard = Guarded("who shares a parameter", self.coverage.switched_off)
+        """The same for what only describes the engine."""
         self._trained: set[int] | None = None
 
     @classmethod
@@ -181,6 +184,21 @@ class GradientSource:
             return False
         return data_type != "grad_reduced" or self.process_groups.writes_for(self.process_groups.data_parallel)
 
+    def layout(self, weight: Weight) -> Layout | None:
+        """Which ranks share the parameter; None: not known. Asked when hooks are set."""
+        return None
+
+    def given_layout(self, weight: Weight) -> Layout | None:
+        """What the groups say that the script has given; None: it gave none."""
+        groups = self.process_groups
+        if groups.data_parallel is None:
+            return None
+        data = {"data": groups.ranks(groups.data_parallel)}
+        split = getattr(weight.parameter, "tensor_model_parallel", False)
+        if groups.tensor_parallel is None or split:
+            return Layout(equal_over=data, summed_over=data)
+        return Layout(equal_over=data | {"tensor": groups.ranks(groups.tensor_parallel)}, summed_over=data)
+
     def describe(self, weight: Weight) -> dict[str, Any]:
         """The parameter's entry in `run.json`: the whole, and this rank's parts by what they are parts of.
 
@@ -193,6 +211,7 @@ class GradientSource:
         own = self.shard(weight, "param_origin")
         any_ = next((shard for shard in by_shard if shard is not None), None)
         shape = tuple(weight.parameter.shape) if any_ is None else any_.shape
+        layout = self.layout_guard.run(self.layout, weight)
         return {
             "name": weight.name,
             "vpp_stage": weight.vpp_stage,
@@ -212,6 +231,7 @@ class GradientSource:
                 for shard, data_types in by_shard.items()
                 if shard is not None
             ],
+            **({} if layout is None else {"layout": layout.to_dict()}),
         }
 
     def miss_unreduced(self, weights: Sequence[Weight], reason: str) -> None:

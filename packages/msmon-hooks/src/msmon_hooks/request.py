@@ -66,6 +66,9 @@ class Request:
     on_inside: Callable[[dict[str, dict[str, list[str]]]], None] | None = None
     """Called when it is known of more rows from inside of compiled graphs how they are read: `stored` and `recomputed`
     to data type to names, those of further stages with the stage in front as in `1:fc.input`."""
+    on_collectives: Callable[[dict[str, list[dict[str, str]]]], None] | None = None
+    """Called when it is known of more collectives for which ranks they are called: function to `ranks` (see
+    `msmon_hooks.layout.ranks_text`) and `reduction`."""
     collectives: CollectiveRequest | None = None
     ends_program: bool = False
     """After the first sampled step, when everything of it was delivered, raise `SystemExit(0)`."""

@@ -10,7 +10,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = ["TrainerMon", "csv2tensorboard_by_step"]
+__all__ = ["TrainerMon", "csv2tensorboard_by_step", "verify"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from msmon_io import csv2tensorboard_by_step
 
         return csv2tensorboard_by_step
+    if name == "verify":
+        from msmon.verifying import verify
+
+        return verify
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

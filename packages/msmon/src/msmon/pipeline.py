@@ -20,6 +20,7 @@ from msmon.heat_maps import PictureWriter, histograms
 from msmon.outputs import JsonFile
 from msmon.partials import PartialsWriter
 from msmon.rows import Layout, RowReader, StepRows
+from msmon.run_info import now
 from msmon_hooks import ADAM_HISTOGRAM, Coverage, Guarded
 from msmon_io import Table, Writer
 from msmon_io.memory_writer import table_metrics
@@ -172,8 +173,9 @@ class Pipeline:
             self._partials_part.always(self._partials.close)
         if self._alerts is not None:
             self._alerting.always(self._alerts.close)
-        self._run_file.write(self.run_info)
         self._coverage_part.always(self._write_coverage)
+        # The last of the files: who follows the run takes it for the end.
+        self._run_file.write({**self.run_info, "end_time": now()})
         self._finishing.always(self._say_what_was_recorded)
 
     def _say_what_was_recorded(self) -> None:

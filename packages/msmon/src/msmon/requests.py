@@ -23,6 +23,7 @@ def make_request(
     on_stacks: Callable[[dict[str, str]], None],
     on_parameters: Callable[[str, list[dict[str, Any]]], None] | None = None,
     on_inside: Callable[[dict[str, dict[str, list[str]]]], None] | None = None,
+    on_collectives: Callable[[dict[str, list[dict[str, str]]]], None] | None = None,
 ) -> Request:
     """The request of a configuration.
 
@@ -34,6 +35,7 @@ def make_request(
         on_stacks: receives the stacks of `stack_info`.
         on_parameters: receives engine and parameters of a model that has changed.
         on_inside: receives how the rows from inside of compiled graphs are read.
+        on_collectives: receives for which ranks collectives are called.
     """
     return Request(
         targets=make_targets(config),
@@ -55,6 +57,7 @@ def make_request(
         on_stacks=on_stacks if config.stack_info and "csv" in config.format else None,
         on_parameters=on_parameters,
         on_inside=on_inside,
+        on_collectives=on_collectives,
         collectives=_collectives(config.cc_distribution) if config.cc_distribution.enable else None,
         ends_program=ends_program(config),
     )

@@ -10,13 +10,14 @@ from typing import Any
 from msmon.config import Config
 
 
-def run_info(config: Config, *, framework: str, rank: int, world_size: int) -> dict[str, Any]:
+def run_info(config: Config, *, framework: str, rank: int, world_size: int, grad_acc_steps: int = 1) -> dict[str, Any]:
     """Versions, configuration and place of a run; the engine and the tensors are added when the hooks are set.
 
     Args:
         config: the configuration in force.
         framework: import name of the framework.
         rank, world_size: of this process.
+        grad_acc_steps: micro-steps of a step, as the script has announced them.
     """
     return {
         "schema": 1,
@@ -24,16 +25,23 @@ def run_info(config: Config, *, framework: str, rank: int, world_size: int) -> d
         "framework": framework,
         "framework_version": _version(framework),
         "python": platform.python_version(),
-        "start_time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "start_time": now(),
+        "end_time": None,
         "engine": None,
         "rank": rank,
         "world_size": world_size,
+        "grad_acc_steps": grad_acc_steps,
         "pp_stage": 0,
         "parallel": {},
         "gradients_unscaled": True,
         "config": config.to_dict(),
         "tensors": [],
     }
+
+
+def now() -> str:
+    """The local time, with its distance from UTC, in seconds."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _version(package: str) -> str | None:

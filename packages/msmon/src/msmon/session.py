@@ -46,7 +46,13 @@ class Session:
         self.run_dir = run_dir
         self.coverage = Coverage()
         self._process = process
-        info = run_info(config, framework=process.framework, rank=process.rank, world_size=process.world_size)
+        info = run_info(
+            config,
+            framework=process.framework,
+            rank=process.rank,
+            world_size=process.world_size,
+            grad_acc_steps=process.micro_steps,
+        )
         info |= {"pp_stage": process.pp_stage, "parallel": process.parallel()}
         self.pipeline = Pipeline(
             rank=process.rank,
@@ -72,6 +78,7 @@ class Session:
             on_stacks=self._on_stacks,
             on_parameters=self._on_parameters,
             on_inside=self._on_inside,
+            on_collectives=self._on_collectives,
         )
 
     def begin(self, attachment: Any) -> None:
@@ -116,6 +123,10 @@ class Session:
 
     def _on_inside(self, how: dict[str, dict[str, list[str]]]) -> None:
         self.pipeline.run_info["inside_compiled"] = how
+        self.pipeline.begin()
+
+    def _on_collectives(self, used: dict[str, list[dict[str, str]]]) -> None:
+        self.pipeline.run_info["collectives"] = used
         self.pipeline.begin()
 
     def _on_structure(self, document: dict[str, Any]) -> None:

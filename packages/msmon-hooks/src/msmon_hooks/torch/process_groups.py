@@ -26,6 +26,11 @@ class ProcessGroups(process_groups.ProcessGroups):
         return distributed.get_rank()
 
 
+def is_distributed() -> bool:
+    """Whether several processes train and know of each other."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
 def when_ranks_are_known(then: Callable[[], None], registrations: Registrations) -> None:
     """Call `then` when the process group was made, unless there is one; until the registrations are closed."""
     if distributed.is_available() and not distributed.is_initialized():

@@ -60,6 +60,7 @@ _ALL = (
     Command(name="show", summary="a run's summary in the terminal", reads_runs=True),
     Command(name="report", summary="a run as one self-contained page", reads_runs=True),
     Command(name="diff", summary="the first step and tensor at which two runs differ", reads_runs=True),
+    Command(name="verify", summary="is this parallel training computing what it should?", reads_runs=True),
     Command(name="merge", summary="local shards of all ranks to whole tensors", reads_runs=True),
     Command(name="csv2tb", summary="CSV files to TensorBoard, many processes"),
     Command(name="convert", summary="CSV files to Parquet"),

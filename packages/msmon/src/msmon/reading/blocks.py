@@ -14,6 +14,7 @@ from msmon.reading.index import Index, Ints, Rename, RowNumbers
 from msmon.reading.row_files import KEYS, RowFile
 from msmon.reading.run import RankRun
 from msmon.reading.statistics import Floats
+from msmon.reading.text_columns import numbers_of
 
 #: 32 MiB of float64: small enough that a few temporaries of this size do no harm.
 BLOCK_CELLS = 4 << 20
@@ -85,7 +86,6 @@ def _fill(block: Block, table: Any, steps: Ints, stats: Sequence[str], numbering
     for number, stat in enumerate(stats):
         if stat not in table.column_names:
             continue
-        column = table[stat]
-        block.values[number].reshape(-1)[cell] = column.to_numpy()[chosen]
-        there = ~column.is_null().to_numpy()[chosen] if column.null_count else True
-        block.present[number].reshape(-1)[cell] = there
+        values, there = numbers_of(table[stat], stat)
+        block.values[number].reshape(-1)[cell] = values[chosen]
+        block.present[number].reshape(-1)[cell] = there if there is True else there[chosen]

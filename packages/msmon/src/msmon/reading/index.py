@@ -76,17 +76,23 @@ def build_index(
     data_type: str,
     *,
     rename: Rename = lambda key: key,
+    rows: dict[RowKey, int] | None = None,
+    after: int | None = None,
 ) -> Index:
     """Read the names and steps of a data type on all ranks.
 
     Args:
         rename: another key for a tensor; tensors of the same key fall together. None: it is not counted.
+        rows: of the index of the steps before: rows keep their numbers, and new ones are added here.
+        after: only files of later steps are read, as of a run that goes on; the index has only such steps.
     """
-    rows: dict[RowKey, int] = {}
+    rows = {} if rows is None else rows
     steps: set[int] = set()
     for rank in run.ranks.values():
         numbering = RowNumbers(rows, rank, rename=rename, grow=True)
         for file in rank.files.get(data_type, ()):
+            if after is not None and file.last_step <= after:
+                continue
             table = file.load(KEYS, run.note)
             if table.num_rows:
                 numbering.of(table)
@@ -96,7 +102,7 @@ def build_index(
     return Index(
         data_type=data_type,
         stats=run.stats(data_type),
-        steps=np.array(sorted(steps), dtype=np.int64),
+        steps=np.array(sorted(step for step in steps if after is None or step > after), dtype=np.int64),
         rows=rows,
     )
 

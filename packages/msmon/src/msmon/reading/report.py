@@ -73,7 +73,7 @@ def write_report(
     series = []
     for data_type, index in indices.items():
         progress(f"values of {data_type}")
-        series.append(_series(opened, index, order, anomalies, bins))
+        series.append(make_series(opened, index, order, anomalies, bins))
     first = next((one for one in _FIRST if one in indices), None)
     if anomalies.first and anomalies.first[0].data_type in indices:
         first = anomalies.first[0].data_type
@@ -92,7 +92,7 @@ def write_report(
     return write_page(Path(output), page, limit=limit)
 
 
-def _series(run: Run, index: Index, order: dict[TensorKey, int], anomalies: Anomalies, limit: int) -> TypeSeries:
+def make_series(run: Run, index: Index, order: dict[TensorKey, int], anomalies: Anomalies, limit: int) -> TypeSeries:
     keys, row_tensor = index.tensors()
     layers = layers_of(keys)
     sequence = layer_sequence(keys, layers, order)

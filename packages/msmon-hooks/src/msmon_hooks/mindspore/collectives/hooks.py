@@ -17,6 +17,7 @@ from msmon_hooks import interception
 from msmon_hooks.collective_calls import Api, Signature
 from msmon_hooks.collective_rows import RECEIVED, SENT, CollectiveRows
 from msmon_hooks.mindspore.collectives.calls import IN_PLACE, OPERATORS, RETURNING, CollectiveCall
+from msmon_hooks.mindspore.process_groups import group_ranks
 from msmon_hooks.registrations import Registrations
 
 _RETURNING = getattr(ops, "communication", comm_func)
@@ -89,7 +90,10 @@ class CollectiveHooks(CollectiveRows):
         return returned
 
     def _before(self, call: CollectiveCall) -> bool:
-        if not self.begins(call.name, f"group {call.group}", call.all_tensors()):
+        reduction = str(call.arguments.get("op") or "").lower()
+        if not self.begins(
+            call.name, f"group {call.group}", call.all_tensors(), ranks=group_ranks(call.group), reduction=reduction
+        ):
             return False
         if self._request.inputs:
             self.read(call.name, SENT, call.sent())

@@ -6,10 +6,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from mindspore import nn
+from mindspore import communication, context, nn
 
 from msmon_hooks.call_hooks import BeforeCall
 from msmon_hooks.gradients import OnReady
+from msmon_hooks.layout import Layout
 from msmon_hooks.mindspore.call_hooks import CallHooks
 from msmon_hooks.mindspore.grads.source import GradientSource
 from msmon_hooks.mindspore.optimizer_steps import gradients_in
@@ -43,6 +44,14 @@ class DataParallelGradients(GradientSource):
         call_hooks = CallHooks()
         registrations.callback(call_hooks.close)
         call_hooks.add_class(nn.DistributedGradReducer, _Reduces(self, weights, on_ready))
+
+    def layout(self, weight: Weight) -> Layout | None:
+        """What the script has given, or else what it has told MindSpore's context: then all processes are replicas."""
+        if context.get_auto_parallel_context("parallel_mode") != "data_parallel":
+            return self.given_layout(weight)
+        ranks = {"data": list(range(communication.get_group_size()))}
+        mean = context.get_auto_parallel_context("gradients_mean")
+        return Layout(equal_over=ranks, summed_over=ranks, divided_by=len(ranks["data"]) if mean else None)
 
     def reduces_now(self, weights: Sequence[Weight], gradients: Sequence[Any], on_ready: OnReady) -> None:
         """A reducer is called with gradients in the order of an optimizer's parameters: of the one that they fit, if

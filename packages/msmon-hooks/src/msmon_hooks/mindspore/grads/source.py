@@ -12,6 +12,7 @@ from msmon_hooks import gradients
 from msmon_hooks.gradients import OnReady
 from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
+from msmon_hooks.layout import ALONE, Layout
 from msmon_hooks.mindspore.executor import in_graph_mode
 from msmon_hooks.mindspore.moments import Moments, parameters_of
 from msmon_hooks.mindspore.optimizer_steps import gradients_in
@@ -97,6 +98,10 @@ class GradientSource(gradients.GradientSource):
             return self._consumed.get(id(weight.parameter))
         main_grad = getattr(weight.parameter, "main_grad", None) if self.main_grad else None
         return main_grad if main_grad is not None else getattr(weight.parameter, "grad", None)
+
+    def layout(self, weight: Weight) -> Layout | None:
+        """One process shares nothing."""
+        return ALONE
 
     def moments(self, weight: Weight) -> ParameterState:
         """What the optimizer keeps of the parameter now, as far as it was updated."""

@@ -92,6 +92,11 @@ class CollectiveCall(collective_calls.CollectiveCall):
         return self.arguments.get("group")
 
     @property
+    def reduction(self) -> str:
+        """How values are reduced: `sum`, `avg` and so on; "" where nothing is."""
+        return str(self.arguments.get("op") or self.arguments.get("reduceOp") or "").rpartition(".")[2].lower()
+
+    @property
     def takes_part(self) -> bool:
         """False on ranks outside the group: torch does nothing there."""
         return distributed.is_initialized() and _group_rank(self.group) != -1
@@ -151,9 +156,16 @@ def _group_rank(group: Any) -> int | None:
     return -1 if group is getattr(distributed.GroupMember, "NON_GROUP_MEMBER", object()) else None
 
 
+def ranks_of_group(group: Any) -> list[int]:
+    """The ranks of a group, None being all; none where it is given by something else."""
+    if group is None or isinstance(group, distributed.ProcessGroup):
+        return list(distributed.get_process_group_ranks(group if group is not None else distributed.group.WORLD))
+    return []
+
+
 def describe_group(group: Any) -> str:
     """Ranks and backend of a group, for messages."""
-    if group is None or isinstance(group, distributed.ProcessGroup):
-        ranks = distributed.get_process_group_ranks(group if group is not None else distributed.group.WORLD)
+    ranks = ranks_of_group(group)
+    if ranks:
         return f"ranks {ranks} ({distributed.get_backend(group)})"
     return str(group)

@@ -18,6 +18,7 @@ from msmon_hooks.torch.collectives.calls import (
     FUNCTIONAL,
     CollectiveCall,
     describe_group,
+    ranks_of_group,
 )
 from msmon_hooks.torch.collectives.waiting import Coalescing, after, waits
 
@@ -72,7 +73,8 @@ class CollectiveHooks(CollectiveRows):
         call = CollectiveCall.of(signature, args, kwargs)
         if call is None:
             return None
-        if not self.begins(signature.name, describe_group(call.group), call.all_tensors()):
+        group, ranks = describe_group(call.group), ranks_of_group(call.group)
+        if not self.begins(signature.name, group, call.all_tensors(), ranks=ranks, reduction=call.reduction):
             return None
         if self._request.inputs:
             self.read_call(call, SENT, call.sent())

@@ -13,6 +13,7 @@ from torch import nn
 from msmon_hooks.events import Shard
 from msmon_hooks.guard import logger
 from msmon_hooks.hooks import Hook
+from msmon_hooks.layout import Layout
 from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
@@ -21,6 +22,7 @@ from msmon_hooks.torch.grads.deepspeed_parts import find_parts
 from msmon_hooks.torch.grads.first_hook import register_first
 from msmon_hooks.torch.grads.local_sums import LocalSums
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
+from msmon_hooks.torch.process_groups import group_ranks
 from msmon_hooks.torch.wrappers import is_a
 
 UNKNOWN_PLACE = "the optimizer keeps it at a place that is not known"
@@ -177,6 +179,22 @@ class DeepSpeedGradients(GradientSource):
             self.coverage.explain(data_type, weight.name, UNKNOWN_PLACE, stage=weight.vpp_stage)
             return False
         return super().writes(weight, data_type)
+
+    def layout(self, weight: Weight) -> Layout | None:
+        """The data-parallel group takes the mean; of experts, of sequence parallelism and of optimizers that
+        communicate by themselves it is not known who does what."""
+        engine, optimizer = self._engine, self.optimizer
+        group = getattr(engine, "data_parallel_group", None) or getattr(optimizer, "dp_process_group", None)
+        inner = [] if self._parts is None else list(self._parts.inner_optimizers())
+        by_itself = any(type(one).__name__.startswith(("Onebit", "ZeroOne")) for one in (optimizer, *inner))
+        several = (getattr(engine, "sequence_parallel_size", 1) or 1) > 1
+        if group is None or by_itself or several or not getattr(weight.parameter, "allreduce", True):
+            return super().layout(weight)
+        ranks = {"data": group_ranks(group)}
+        if not getattr(engine, "gradient_average", True):
+            return Layout(equal_over=ranks, summed_over=ranks, divided_by=1)
+        dtype = str(getattr(engine, "communication_data_type", None) or "")
+        return Layout(equal_over=ranks, summed_over=ranks, divided_by=len(ranks["data"]), dtype=dtype)
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The rank's range; the gradient before the reduction is whole."""

@@ -12,9 +12,11 @@ from torch import nn
 from msmon_hooks.events import Shard
 from msmon_hooks.guard import Guarded
 from msmon_hooks.hooks import Hook
+from msmon_hooks.layout import Layout
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
+from msmon_hooks.torch.process_groups import group_ranks
 from msmon_hooks.torch.wrappers import is_a
 
 _NEEDED = ("_params", "_shapes", "_numels_with_padding", "_is_padding_mask", "_shard_param_infos")
@@ -85,6 +87,13 @@ class FSDP1Gradients(GradientSource):
         # Of ignored modules: FSDP does not reduce them.
         self.hook_accumulation(list(left.values()), on_ready, registrations)
 
+    def layout(self, weight: Weight) -> Layout | None:
+        """The ranks of the wrapper's groups hold parts of the mean over them."""
+        for module, unit in self._units:
+            if any(weight.parameter is one for one in unit.flat_param._params):
+                return _layout(module, unit)
+        return super().layout(weight)
+
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The stretch of the original parameter that this rank holds; None where it is not sharded."""
         if not self._segments and data_type != "grad_unreduced":
@@ -95,6 +104,19 @@ class FSDP1Gradients(GradientSource):
             return None
         start, stop = segment.held
         return Shard(segment.shape, (stop - start,), f"{start}:{stop}")
+
+
+def _layout(module: Any, unit: Any) -> Layout:
+    groups = {"data": group_ranks(unit.process_group)}
+    between = getattr(module, "_inter_node_pg", None) if "HYBRID" in str(unit._sharding_strategy) else None
+    if between is not None:
+        groups["replicas"] = group_ranks(between)
+    if getattr(module, "_comm_hook", None) is not None:
+        return Layout(equal_over=groups)
+    precision = getattr(module, "mixed_precision", None)
+    dtype = getattr(precision, "reduce_dtype", None) or getattr(precision, "param_dtype", None)
+    size = len(groups["data"]) * len(groups.get("replicas", (0,)))
+    return Layout(equal_over=groups, summed_over=groups, divided_by=size, dtype=str(dtype or ""))
 
 
 class _FlatAccumulated(Hook):

@@ -10,6 +10,7 @@ from attrs import evolve
 from torch import nn
 
 from msmon_hooks.events import Shard
+from msmon_hooks.layout import Layout
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
@@ -72,9 +73,33 @@ class FSDP2Gradients(GradientSource):
 
         return make
 
+    def layout(self, weight: Weight) -> Layout | None:
+        """The ranks of the mesh that `fully_shard` was given hold parts of the mean over them."""
+        for group in _param_groups(self.models):
+            for one in group.fsdp_params:
+                if one.sharded_param is weight.parameter:
+                    return _layout(group, one)
+        return super().layout(weight)
+
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The rank's part of the parameter; the gradient before the reduction is whole."""
         return None if data_type == "grad_unreduced" else mesh_shard(weight.parameter)
+
+
+def _layout(group: Any, one: Any) -> Layout:
+    ranks = {"data": group.mesh_info.mesh.mesh.flatten().tolist()}
+    if getattr(one, "is_dtensor", False):
+        # Split by tensor parallelism before: its gradient is a part, and of which ranks the rest is, is not known here.
+        return Layout(equal_over=ranks)
+    factor = getattr(group, "gradient_divide_factor", None)
+    policy = getattr(group, "mp_policy", None) or getattr(one, "mp_policy", None)
+    dtype = getattr(policy, "reduce_dtype", None) or getattr(policy, "param_dtype", None)
+    return Layout(
+        equal_over=ranks,
+        summed_over=ranks,
+        divided_by=len(ranks["data"]) if factor is None else float(factor),
+        dtype=str(dtype or ""),
+    )
 
 
 def _read(group: Any, inside: list[tuple[Weight, Any]], on_ready: OnReady) -> None:

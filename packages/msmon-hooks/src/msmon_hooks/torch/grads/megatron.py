@@ -15,10 +15,12 @@ from torch import nn
 from msmon_hooks.events import Shard
 from msmon_hooks.guard import logger
 from msmon_hooks.hooks import Hook
+from msmon_hooks.layout import Layout
 from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.parameter_state import ParameterState
 from msmon_hooks.parameters import Weight
 from msmon_hooks.registrations import Registrations
+from msmon_hooks.torch.grads.megatron_layout import layout_of
 from msmon_hooks.torch.grads.megatron_optimizers import Held, chained, held_by, is_split
 from msmon_hooks.torch.grads.megatron_parallel import Split, data_parallel_size, is_expert, splits_of
 from msmon_hooks.torch.grads.source import GradientSource, OnReady
@@ -165,6 +167,14 @@ class MegatronGradients(GradientSource):
         """The rank's range of the moments."""
         held = self._held.get(id(weight.parameter))
         return ParameterState() if held is None else held.moments()
+
+    def layout(self, weight: Weight) -> Layout | None:
+        """What the bucket of its gradient, and Megatron's groups, say. Several instances of a distributed optimizer
+        reduce in two stages, over groups that are not looked at here."""
+        for bucket in self._buckets():
+            if any(weight.parameter is one for one in bucket.parameters):
+                return layout_of(weight.name, weight.parameter, bucket.owner, getattr(self.models[0], "config", None))
+        return super().layout(weight)
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The part that tensor parallelism, expert parallelism and a distributed optimizer leave on this rank."""

@@ -12,6 +12,7 @@ from torch import distributed, nn
 from msmon_hooks import gradients
 from msmon_hooks.events import Shard
 from msmon_hooks.gradients import OnReady
+from msmon_hooks.layout import ALONE, Layout
 from msmon_hooks.optimizer_steps import OptimizerSteps
 from msmon_hooks.parameter_state import STATE, ParameterState
 from msmon_hooks.parameters import Weight
@@ -22,6 +23,7 @@ from msmon_hooks.torch.mesh_shards import mesh_shard
 from msmon_hooks.torch.moments import StateReader
 from msmon_hooks.torch.nested_optimizers import param_groups
 from msmon_hooks.torch.parameters import named_weights
+from msmon_hooks.torch.process_groups import is_distributed
 from msmon_hooks.torch.weight_passes import WeightPass, after_each
 from msmon_hooks.torch.zeroed_gradients import ZeroedGradients
 
@@ -134,6 +136,10 @@ class GradientSource(gradients.GradientSource):
         if tensor.numel() == own.local_numel:
             return own
         return Shard((-1,), tuple(tensor.shape), f"rank {distributed.get_rank()}")
+
+    def layout(self, weight: Weight) -> Layout | None:
+        """One process shares nothing; of several only the script knows."""
+        return self.given_layout(weight) if is_distributed() else ALONE
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The part of a DTensor that this rank holds."""

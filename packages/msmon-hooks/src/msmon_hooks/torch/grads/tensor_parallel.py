@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from attrs import evolve
+from torch import distributed, nn
 
 from msmon_hooks.events import Shard
+from msmon_hooks.layout import ALONE, Layout
 from msmon_hooks.parameters import Weight
 from msmon_hooks.torch.grads.plain import PlainGradients
 from msmon_hooks.torch.mesh_shards import is_partial, mesh_shard
@@ -34,6 +36,17 @@ class TensorParallelGradients(PlainGradients):
             self.coverage.explain("grad_reduced", weight.name, PARTIAL, stage=weight.vpp_stage)
             return None
         return gradient
+
+    def layout(self, weight: Weight) -> Layout | None:
+        """Replicas are equal over the mesh. Who reduces what is known where the mesh has all ranks: nobody."""
+        mesh = getattr(weight.parameter, "device_mesh", None)
+        if mesh is None:
+            return super().layout(weight)
+        ranks = {"tensor": mesh.mesh.flatten().tolist()}
+        if len(ranks["tensor"]) < distributed.get_world_size():
+            return Layout(equal_over=ranks)
+        part = self.shard(weight, "grad_unreduced")
+        return evolve(ALONE, equal_over=ranks, numel=None if part is None else part.local_numel)
 
     def shard(self, weight: Weight, data_type: str) -> Shard | None:
         """The rank's part, the same for all data types."""

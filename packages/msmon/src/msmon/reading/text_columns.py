@@ -1,0 +1,71 @@
+"""Text columns as numbers, so that they fit beside the statistics: fingerprints as bits, shapes as elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from msmon.reading.statistics import Floats
+
+FINGERPRINT = "fingerprint"
+"""16 hexadecimal digits of a tensor's content. As a number: the 64 bits, whatever float64 they look like."""
+SHAPE = "shape"
+"""As a number: how many elements."""
+
+_DIGITS = 16
+
+
+def numbers_of(column: Any, stat: str) -> tuple[Floats, npt.NDArray[np.bool_] | Literal[True]]:
+    """The values of a column, and which of them there are; True: all.
+
+    Args:
+        column: a pyarrow column, of numbers unless `stat` is one of the above.
+    """
+    if stat not in (FINGERPRINT, SHAPE):
+        return column.to_numpy(), ~column.is_null().to_numpy() if column.null_count else True
+    column = column.combine_chunks()
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    texts = encoded.dictionary.cast(pa.string())
+    values = (_fingerprints if stat == FINGERPRINT else _elements)(texts)
+    codes = encoded.indices.fill_null(len(texts)).to_numpy().astype(np.int64)
+    found = np.append(values, np.nan)[codes]
+    known = np.append(_known(texts, values, stat), False)[codes]
+    return found, known
+
+
+def _known(texts: pa.Array, values: Floats, stat: str) -> npt.NDArray[np.bool_]:
+    if stat == FINGERPRINT:
+        return np.asarray(pc.equal(pc.binary_length(texts), _DIGITS).to_numpy(zero_copy_only=False))
+    return ~np.isnan(values)
+
+
+def _fingerprints(texts: pa.Array) -> Floats:
+    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    values = np.zeros(len(texts), np.uint64)
+    whole = np.flatnonzero(lengths == _DIGITS)
+    if len(whole):
+        chosen = texts.take(pa.array(whole))
+        digits = np.frombuffer(chosen.buffers()[2], np.uint8, _DIGITS * len(whole)).reshape(len(whole), _DIGITS)
+        nibbles = (digits & 15) + 9 * (digits >> 6)
+        values[whole] = ((nibbles[:, ::2] << 4) | nibbles[:, 1::2]).copy().view(">u8")[:, 0]
+    return values.view(np.float64)
+
+
+def _elements(texts: pa.Array) -> Floats:
+    return np.array([_numel(text) for text in texts.to_pylist()], np.float64)
+
+
+def _numel(text: str) -> float:
+    """
+    >>> _numel("[2, 3]"), _numel("[]"), _numel("?")
+    (6.0, 1.0, nan)
+    """
+    try:
+        return float(math.prod(int(size) for size in text.strip("[]() ").split(",") if size.strip()))
+    except ValueError:
+        return math.nan
