@@ -9,6 +9,7 @@ from msmon_hooks.coverage import CAPTURED, Coverage
 from msmon_hooks.data_types import ADAM_HISTOGRAM, DATA_TYPES, PHASES, DataType
 from msmon_hooks.events import Observer, Shard, StepEnd, TensorRef
 from msmon_hooks.guard import Guarded
+from msmon_hooks.hooks import Hook
 from msmon_hooks.l2_features import Feature
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.request import CollectiveRequest, Request
@@ -29,6 +30,7 @@ __all__ = [
     "Elements",
     "Feature",
     "Guarded",
+    "Hook",
     "Observer",
     "Registrations",
     "Request",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from time import perf_counter
 from typing import Any
 
 from msmon_hooks.guard import Guarded
@@ -29,16 +30,22 @@ class Hook:
         True
     """
 
+    seconds = 0.0
+    """Spent in all hooks of this process so far, in the threads of the training."""
+
     def __init__(self, guard: Guarded) -> None:
         self.guard = guard
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # As `guard.run` does; hooks run most often of all.
         if self.guard.enabled:
+            begun = perf_counter()
             try:
                 return self.fire(*args, **kwargs)
             except Exception as error:
                 self.guard.fail(error)
+            finally:
+                Hook.seconds += perf_counter() - begun
         return None
 
     def fire(self, *args: Any, **kwargs: Any) -> Any:

@@ -12,13 +12,16 @@ from typing import Any
 logger = logging.getLogger("msmon")
 
 
-def say(coverage: Mapping[str, Any], *, steps: int, anomalies: int | None, lost: int, files: object) -> None:
+def say(
+    coverage: Mapping[str, Any], *, steps: int, anomalies: int | None, share: float, lost: int, files: object
+) -> None:
     """Log the closing line: INFO, or WARNING where something is wrong.
 
     Args:
         coverage: `Coverage.to_dict()`.
         steps: how many were recorded.
         anomalies: how many were found; None: nothing looked for them.
+        share: of the time from the first step to the last, what was spent in hooks.
         lost: rows that could not be written.
         files: where they are, or None.
     """
@@ -34,6 +37,8 @@ def say(coverage: Mapping[str, Any], *, steps: int, anomalies: int | None, lost:
         parts.append(f"{lost} rows could not be written")
     if anomalies is not None:
         parts.append(f"{anomalies} anomalies")
+    if steps:
+        parts.append(f"hooks took {100 * share:.1f} % of the time")
     if files is not None:
         parts.append(f"files in {files}")
     wrong = coverage["without_rows"] or coverage["missing"] or coverage["switched_off"] or lost or anomalies

@@ -243,6 +243,11 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
         return self._attachment is not None
 
     @property
+    def monitors(self) -> tuple[str, ...]:
+        """The switches of the configuration in force, such as `wg_distribution`; in dynamic mode of the last one."""
+        return self._config.monitors
+
+    @property
     def ops(self) -> list[str]:
         """The statistics; they may be changed while training, from the next step on, in a new run directory."""
         return list((self._waiting or self._config).ops)

@@ -21,7 +21,7 @@ from msmon.outputs import JsonFile
 from msmon.partials import PartialsWriter
 from msmon.rows import Layout, RowReader, StepRows
 from msmon.run_info import now
-from msmon_hooks import ADAM_HISTOGRAM, Coverage, Guarded
+from msmon_hooks import ADAM_HISTOGRAM, Coverage, Guarded, Hook
 from msmon_io import Table, Writer
 from msmon_io.memory_writer import table_metrics
 
@@ -73,6 +73,8 @@ class Pipeline:
         self._coverage_written = -SECONDS_BETWEEN_COVERAGE
         self._left_out: set[tuple[str, int, str]] = set()
         self._finished = False
+        self._begun = time.perf_counter(), Hook.seconds
+        self._share = 0.0
 
     def _part(self, name: str) -> Guarded:
         return Guarded(name, self.coverage.switched_off)
@@ -152,6 +154,8 @@ class Pipeline:
         if self._finished:
             return
         self._finished = True
+        seconds, in_hooks = self._begun
+        self._share = (Hook.seconds - in_hooks) / (time.perf_counter() - seconds)
         self._background.submit(self._finish)
         self._background.close()
 
@@ -185,6 +189,7 @@ class Pipeline:
             self.coverage.to_dict(),
             steps=self._steps,
             anomalies=None if self._alerts is None else self._alerts.count,
+            share=self._share,
             lost=sum(one.lost for one in losses if isinstance(one, msmon_io.Losses)),
             files=self.run_dir,
         )

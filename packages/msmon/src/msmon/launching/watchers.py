@@ -84,7 +84,9 @@ class Watchers:
         if monitor.rank == 0:
             models = " and ".join(type(_inner(one)).__name__ for one in found.models)
             by = f" by {found.engine}" if found.engine else ""
-            say(f"watching {models}, trained with {_names(found.optimizers)}{by}, {when}; files in {folder}")
+            words = ", ".join(name.removesuffix("_distribution") for name in monitor.monitors) or "nothing yet"
+            said = f"watching {models}, trained with {_names(found.optimizers)}{by}, {when}"
+            say(f"{said}: {words}; files in {folder}")
 
 
 def _names(optimizers: Sequence[Any]) -> str:
