@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import evolve
 from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -16,11 +18,12 @@ from megatron.core.distributed import (
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import transformer_block
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 
 from .megatron_core import CLIP, LEARNING_RATE, WEIGHT_DECAY, make_optimizer, parallel, watched
-from .prove import Trained, prove
+from .prove import Trained, make_monitor, prove
 
 LAYERS = 4
 VOCABULARY = 64
@@ -49,10 +52,23 @@ def configuration(**further: Any) -> TransformerConfig:
     )
 
 
+class Norm(nn.LayerNorm):
+    """What torch's own lacks for sequence parallelism: the mark by which Megatron finds what it has to reduce."""
+
+    marked = True
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(hidden_size, eps)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel and self.marked
+
+
 def gpt(config: TransformerConfig, **stage: Any) -> GPTModel:
     """The model, or the part of it that a pipeline stage has."""
     torch.manual_seed(0)
     spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts)
+    if config.sequence_parallel:
+        spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = transformer_block.LayerNormImpl = Norm
     return GPTModel(
         config=config, transformer_layer_spec=spec, vocab_size=VOCABULARY, max_sequence_length=LENGTH, **stage
     )
@@ -288,3 +304,20 @@ def proof(
 
 def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def monitored(*, output: str, steps: int, marked: bool = True, **variant: Any) -> None:
+    """One monitored training with sequence parallelism, in which every rank writes what it holds.
+
+    Args:
+        marked: whether Megatron is told of the gradients that it has to add up over the tensor-parallel group.
+    """
+    Norm.marked = marked
+    initial = whole_training(steps=0, grad_acc_steps=1)["initial"]
+    trained = evolve(build(initial=initial, sequence_parallel=True, **variant), groups={})
+    Norm.marked = True
+    monitor = make_monitor(trained, Path(output), format=["parquet"])
+    for step in range(steps):
+        trained.step(step)
+    monitor.close()
+    torch.distributed.barrier()

@@ -9,6 +9,7 @@ import torch
 from packaging.version import Version
 
 import msmon_io
+from msmon import verify
 from msmon.merging import merge_ranks
 
 from .proof import (
@@ -71,6 +72,27 @@ def test_proof(megatron_ranks, proof, tmp_path, name):
         # Some modules of Megatron pass functions on, not tensors.
         missing = [entry for entry in found["missing"] if not entry["data_type"].startswith("actv")]
         assert (missing, found["notes"]) == ([], [])
+
+
+@pytest.mark.skipif(installed < Version("0.9"), reason="not in this version")
+@pytest.mark.parametrize("split", [False, True])
+def test_sequence_parallelism_is_verified(megatron_ranks, tmp_path, split):
+    """Gradients of norms are summed over the tensor-parallel group; where that is forgotten, it shows."""
+    arguments = {"steps": 4, "tensor": 2, "split": split}
+    megatron_ranks.run("megatron_gpt", "monitored", output=str(tmp_path / "right"), **arguments)
+    report = verify(tmp_path / "right")
+    assert report.holds, report.first
+    assert {report.outcome(name).state for name in ("replicas", "reductions", "clipping", "data")} == {"holds"}
+    megatron_ranks.run("megatron_gpt", "monitored", output=str(tmp_path / "wrong"), marked=False, **arguments)
+    report = verify(tmp_path / "wrong")
+    found = [one for one in report.outcome("replicas").violations if one.data_type == "grad_reduced"]
+    assert (found[0].step, found[0].ranks) == (0, (0, 1))
+    assert {one.tensor.rpartition(".")[0].rpartition(".")[2] for one in found} == {
+        "input_layernorm",
+        "pre_mlp_layernorm",
+        "final_layernorm",
+    }
+    assert "not reduced over the group" in found[0].guess
 
 
 def rows_in(run_dir):

@@ -15,7 +15,7 @@ from msmon.cli import main
 from msmon.reading import UnusableRun
 from msmon.verifying import Report, follow
 
-from .verified import AT, FAULTS, RANK, STEPS, TENSOR, train_single
+from .verified import AT, FAULTS, PRINTS, RANK, STEPS, TENSOR, train_single
 
 CHECKED = {
     "healthy": {"replicas", "reductions", "untouched", "data", "clipping"},
@@ -56,6 +56,8 @@ def test_flipped_bit(runs, report, capsys):
     first = report("flipped bit").first
     assert (first.step, first.data_type, first.tensor, first.minority) == (AT, "param_origin", TENSOR, (RANK,))
     assert "silent data corruption" in first.guess
+    how = report("flipped bit").outcome("replicas").how
+    assert how == ("fingerprints (every bit)" if PRINTS else "all recorded statistics")
     assert main(["verify", str(runs("flipped bit"))]) == 1
     assert f"step {AT}, param_origin, {TENSOR}, rank {RANK}" in capsys.readouterr().out
     assert main(["verify", str(runs("healthy"))]) == 0
@@ -216,7 +218,7 @@ def runs_of_csv(ranks, tmp_path_factory):
     """CSV files of six digits, one a step."""
     output = tmp_path_factory.mktemp("csv")
     faults = ["healthy", "not reduced"]
-    ranks.run("verified", "train_all", output=str(output), faults=faults, format=["csv"], ndigits=6)
+    ranks.run("verified", "train_all", output=str(output), faults=faults, prints=False, format=["csv"], ndigits=6)
     return output
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from msmon.config.values import OPS
 from msmon.pytorch import TrainerMon
 
 from .prove import CONFIG as PROOF
@@ -26,6 +27,8 @@ RANK = 1
 """The rank that has it, where it is one."""
 TENSOR = "fc2.weight"
 CONFIG: dict[str, Any] = {"format": ["parquet"], "ops": ["norm", "min", "max", "mean", "shape"]}
+PRINTS = ["fingerprint"] if "fingerprint" in OPS else []
+"""With it every bit is compared."""
 
 
 class Loop:
@@ -268,16 +271,16 @@ FAULTS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
 }
 
 
-def train_all(*, output: str, faults: list[str], ops: list[str] | None = None, **config: Any) -> None:
+def train_all(*, output: str, faults: list[str], prints: bool = True, **config: Any) -> None:
     """Each of the trainings once, with a monitor on every rank, into a folder of its name.
 
     Args:
-        ops: further statistics.
+        prints: with fingerprints, where this version has them.
     """
     for name in faults:
         kind, arguments = FAULTS[name]
         loop = kind(**arguments)
-        fields = {**CONFIG, **config, "ops": [*CONFIG["ops"], *(ops or ())]}
+        fields = {**CONFIG, **config, "ops": [*CONFIG["ops"], *(PRINTS if prints else ())]}
         groups = {"dp_group": torch.distributed.group.WORLD} if loop.kind == "by hand" else {}
         if loop.kind == "by hand":
             fields["cc_distribution"] = {"enable": True, "cc_pre_hook": True}
