@@ -155,13 +155,19 @@ def test_backends_that_run_marks(backend):
 def test_another_backend_has_its_entries(caplog):
     from tests.compiled.training import train
 
+    listed = []
+
     def custom(graph, inputs):
         assert not any("msmon" in str(node.target) for node in graph.graph.nodes)
+        listed.append([node.name for node in graph.graph.nodes if node.op == "placeholder"])
         return graph
 
-    seen = train("gpt", backend=custom, inside="all")  # type: ignore[arg-type]
+    train("resnet", backend=custom, steps=1)  # type: ignore[arg-type]
+    seen = train("resnet", backend=custom, inside="all", steps=1)  # type: ignore[arg-type]
     assert {key[1] for key in seen.rows} == {".input", ".output"}
     assert any("of the backend custom only the entries" in note for note in seen.monitored.notes)
+    # Kernels follow the order in which a graph lists its inputs.
+    assert listed[0] == listed[1]
 
 
 def test_a_pass_of_the_program_is_kept():
@@ -187,13 +193,13 @@ def test_a_pass_of_the_program_is_kept():
 
 
 def test_a_failing_pass_ends_only_the_rows(monkeypatch, caplog):
-    from msmon_hooks.torch.compiled import inside
+    from msmon_hooks.torch.compiled import compiler
     from tests.compiled.training import train
 
     def fails(*args):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(inside, "strip", fails)
+    monkeypatch.setattr(compiler, "strip", fails)
     base = train("mlp", steps=2)
     seen = train("mlp", inside="all", steps=2)
     assert seen.equals(base)

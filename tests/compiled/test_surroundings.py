@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,6 +60,43 @@ class Twice(GPT):
     def forward(self, tokens):
         x = self.token(tokens) + self.position(torch.arange(tokens.shape[1]))
         return self.head(self.norm(self.blocks[0](self.blocks[0](x))))
+
+
+@dataclass
+class Hidden:
+    state: torch.Tensor
+    layers: int
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    rest: dict[str, torch.Tensor]
+
+
+class Bag:
+    """No container that anybody knows."""
+
+
+class Opener(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.act = nn.Linear(32, 32), nn.ReLU(inplace=True)
+
+    def forward(self, hidden, bag):
+        out = self.act(self.fc(hidden.state * bag.factor))
+        return Pair(out, {"given": hidden.state})
+
+
+class Objects(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.open, self.head = nn.Embedding(64, 32), Opener(), nn.Linear(32, 64)
+
+    def forward(self, tokens):
+        hidden, bag = Hidden(self.token(tokens), 2), Bag()
+        bag.factor = hidden.state.exp()
+        pair = self.open(hidden, bag)
+        return self.head(pair.first + pair.rest["given"])
 
 
 def model_of(cls, **options):
@@ -160,6 +200,19 @@ def test_lora():
     assert {key for key in seen.recorder.rows if "actv" in key[0]} == {
         key for key in eager.recorder.rows if "actv" in key[0]
     }
+
+
+def test_objects():
+    """Containers of every kind are looked into; of another object it is said that it is not."""
+    base = train("gpt", way="plain", backend="aot_eager", model=model_of(Objects), steps=2)
+    eager = train("gpt", way="eager", inside="", model=model_of(Objects), steps=2)
+    seen = train("gpt", way="plain", backend="aot_eager", inside="all", model=model_of(Objects), steps=2)
+    assert seen.equals(base)
+    assert (seen.graphs, seen.breaks) == (base.graphs, base.breaks)
+    assert wrong(seen, eager, "fp32") == []
+    assert {key[1] for key in eager.rows.keys() - seen.rows.keys()} == {"open.input_1_factor"}
+    assert {key[1] for key in seen.rows} >= {"open.input_0_state", "open.output_first", "open.output_rest_given"}
+    assert any("objects of the class tests.compiled.test_surroundings.Bag" in note for note in seen.monitored.notes)
 
 
 def test_what_has_no_marks_is_said():

@@ -10,6 +10,7 @@ import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -55,6 +56,30 @@ def skip_as_frame(*functions: Callable[..., Any]) -> Callable[[], None]:
 
     act(FrameAction.SKIP)
     return lambda: act(FrameAction.DEFAULT)
+
+
+def look_at_no_arguments() -> Callable[[], None]:
+    """Let the tracer not look at what the first module with hooks is called with before that module does: inputs of a
+    graph are listed in the order in which they are first looked at, and kernels depend on it.
+
+    To decide whether it may go through the function that is inside of `Module._call_impl`, the tracer turns all that it
+    refers to into constants, if it can.
+
+    Returns:
+        What ends that.
+    """
+    from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+    from torch._dynamo.trace_rules import SkipResult
+
+    inner = [one for one in torch.nn.Module._call_impl.__code__.co_consts if isinstance(one, CodeType)]
+    original = InliningInstructionTranslator.check_inlineable
+
+    def check_inlineable(func: Any) -> Any:
+        if func.get_code() in inner:
+            return SkipResult(False, "calls a module")
+        return original(func)
+
+    return _replace(InliningInstructionTranslator, "check_inlineable", staticmethod(check_inlineable))
 
 
 def see_graphs(
