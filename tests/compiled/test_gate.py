@@ -204,3 +204,44 @@ def test_a_failing_pass_ends_only_the_rows(monkeypatch, caplog):
     seen = train("mlp", inside="all", steps=2)
     assert seen.equals(base)
     assert "activations inside of compiled graphs" in seen.monitored.coverage.to_dict()["switched_off"]
+
+
+def test_a_backend_that_fails_with_marks_is_given_the_graph_without(monkeypatch):
+    from msmon_hooks.torch.compiled import compiler
+    from msmon_hooks.torch.compiled.operator import MARK
+    from tests.compiled.training import train
+
+    original = compiler.place_marks
+
+    def spoil(graph_module, entry):
+        found = original(graph_module, entry)
+        for node in graph_module.graph.nodes:
+            if node.target is MARK:
+                node.args = (node.args[0], 3)
+        graph_module.recompile()
+        return found
+
+    base = train("mlp", backend="aot_eager", steps=2)
+    monkeypatch.setattr(compiler, "place_marks", spoil)
+    seen = train("mlp", backend="aot_eager", inside="all", steps=2)
+    assert seen.equals(base)
+    assert (seen.graphs, seen.breaks) == (base.graphs, base.breaks)
+    assert "activations inside of compiled graphs" in seen.monitored.coverage.to_dict()["switched_off"]
+
+
+def test_a_version_that_nobody_has_tried(monkeypatch):
+    """A small model is compiled, and decides."""
+    from msmon_hooks.torch import attach
+    from msmon_hooks.torch.compiled import compiler, trial
+    from tests.compiled.training import train, without_caches
+
+    monkeypatch.setattr(trial, "PROVED", ("0.1",))
+    monkeypatch.setattr(trial, "_verdict", [])
+    with without_caches():
+        assert trial.objection(attach) == ""
+        monkeypatch.setattr(compiler, "strip", lambda graph: None)
+        monkeypatch.setattr(trial, "_verdict", [])
+        assert trial.objection(attach).endswith("4 of 4 rows are missing")
+    seen = train("mlp", backend="aot_eager", inside="all", steps=1)
+    assert any(note.startswith("inside_compiled is off: torch 2.") for note in seen.monitored.notes)
+    assert "net.0.output" not in {key[1] for key in seen.rows}

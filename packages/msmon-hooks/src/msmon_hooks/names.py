@@ -119,7 +119,6 @@ def _container(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-@lru_cache(maxsize=1024)
 def is_closed(cls: type) -> bool:
     """Whether nothing is looked for in objects of a class: functions, modules, classes; and caches of keys and values,
     of which every layer is given all.

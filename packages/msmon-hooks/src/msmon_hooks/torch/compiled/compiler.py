@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from msmon_hooks import __version__
 from msmon_hooks.guard import Guarded
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.call_hooks import hook_functions
@@ -45,6 +46,9 @@ class User(Protocol):
     def cannot_read(self, leaf: Leaf) -> None:
         """A tensor inside of a graph has no rows."""
 
+    def backward_is_compiled(self) -> None:
+        """The backward that begins is compiled as a whole."""
+
     def look(self, tensor: Any, text: str) -> bool:
         """A mark is run that a backend has left in its graph; whether it is one of this user."""
 
@@ -65,6 +69,7 @@ class Compiler:
             interfaces.skip_as_frame(MarkInputs.__call__, MarkOutputs.__call__, *hook_functions()),
             interfaces.look_at_no_arguments(),
             interfaces.see_graphs(self._traced, self._failed),
+            interfaces.see_compiled_backwards(self._backward_is_compiled),
             interfaces.strip_joint_graphs(self._strip, self._identity),
             interfaces.see_values((MARK, NOTE)),
             interfaces.before_code(self._place),
@@ -80,7 +85,7 @@ class Compiler:
             self._registrations.close()
 
     def _identity(self) -> str:
-        return "msmon-1" + ("+" if any(user.recompute for user in self._users) else "")
+        return f"msmon-{__version__}" + ("+" if any(user.recompute for user in self._users) else "")
 
     def refresh(self) -> None:
         """Open or shut the gate."""
@@ -110,6 +115,10 @@ class Compiler:
     def _failed(self, graph_module: fx.GraphModule, error: Exception) -> None:
         take_out(graph_module)
         self._fail(error)
+
+    def _backward_is_compiled(self) -> None:
+        for user in self._users:
+            user.guard.run(user.backward_is_compiled)
 
     def _entry(self) -> str | None:
         return next((entry for user in self._users if (entry := user.entry()) is not None), None)

@@ -174,6 +174,10 @@ class InsideCompiled:
         """A tensor inside of a graph has no rows."""
         self.rows.cannot_read(leaf)
 
+    def backward_is_compiled(self) -> None:
+        """The backward that begins is compiled as a whole."""
+        self.rows.backward_is_compiled()
+
     def look(self, tensor: Any, text: str) -> bool:
         """A mark is run that a backend has left in its graph; whether it is one of this monitor."""
         return self._live.look(tensor, text)

@@ -128,6 +128,24 @@ _WRAPPED = ("_torchdynamo_orig_backend", "_compiler_fn", "backend_compile_fn")
 _DEEPEST = 6
 
 
+def see_compiled_backwards(tell: Callable[[], None]) -> Callable[[], None]:
+    """Have `tell()` called when a backward is about to be compiled as a whole, with the backwards of compiled graphs in
+    it (compiled autograd).
+
+    Returns:
+        What ends that.
+    """
+    from torch._dynamo.compiled_autograd import AutogradCompilerInstance
+
+    original = AutogradCompilerInstance.begin_capture
+
+    def begin_capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tell()
+        return original(self, *args, **kwargs)
+
+    return _replace(AutogradCompilerInstance, "begin_capture", begin_capture)
+
+
 def has_compiled() -> bool:
     """Whether there is compiled code that would be used again."""
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
