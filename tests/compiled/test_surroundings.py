@@ -132,6 +132,17 @@ def test_rows_are_those_of_eager_mode(name):
     assert seen.monitored.recorder.doubled() == []
 
 
+def test_what_runs_outside_of_graphs_is_not_compiled():
+    """Torch compiles those of its own modules that have hooks and that code calls which it cannot compile."""
+    base, seen, eager = (
+        train("lstm", way=way, backend="aot_eager", fullgraph=False, inside=inside, steps=2)
+        for way, inside in (("plain", None), ("plain", "all"), ("eager", ""))
+    )
+    assert seen.equals(base)
+    assert seen.graphs == base.graphs == 0
+    assert seen.rows == eager.rows
+
+
 @pytest.mark.parametrize("name", ["reentrant", "twice", "graph break"] if WHOLE else ["reentrant"])
 def test_with_inductor(name):
     cls, way, options = CASES[name]
@@ -201,6 +212,39 @@ def test_compiled_autograd():
         "inside a compiled graph: the backward is compiled as a whole (compiled autograd)"
     }
     assert seen.coverage.to_dict()["switched_off"] == []
+
+
+def test_a_compiled_optimizer():
+    """All rows of parameters are there beside those inside."""
+
+    def run(way, inside):
+        torch._dynamo.reset()
+        model = model_of(GPT)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        asked = dict.fromkeys(("weight_gradients", "moments", "weights"), True)
+        monitored = None
+        if inside is not None:
+            asked |= {"activations": True, "activation_gradients": True}
+            monitored = Monitored(model, optimizer, inside_compiled=inside, **asked)
+        compiled(model, way, "aot_eager")
+        step = optimizer.step if way == "eager" else torch.compile(optimizer.step, backend="aot_eager")
+        for number in range(3):
+            inputs, wanted = batch("gpt", number)
+            F.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten()).backward()
+            step()
+            optimizer.zero_grad()
+        if monitored is not None:
+            monitored.close()
+        return [value.detach().clone() for value in model.parameters()], monitored
+
+    base, _ = run("blocks", None)
+    _, eager = run("eager", "")
+    weights, seen = run("blocks", "all")
+    assert all(map(torch.equal, weights, base))
+    assert seen.recorder.rows.keys() == eager.recorder.rows.keys()
+    assert {"actv_grad", "grad_reduced", "exp_avg", "exp_avg_sq", "param_origin"} <= {
+        key[0] for key in seen.recorder.rows
+    }
 
 
 def test_lora():

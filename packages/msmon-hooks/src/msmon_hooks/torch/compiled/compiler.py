@@ -8,6 +8,7 @@ from torch import fx
 
 from msmon_hooks import __version__
 from msmon_hooks.guard import Guarded
+from msmon_hooks.hooks import Hook
 from msmon_hooks.registrations import Registrations
 from msmon_hooks.torch.call_hooks import hook_functions
 from msmon_hooks.torch.compiled import interfaces
@@ -67,6 +68,7 @@ class Compiler:
             return
         for undo in (
             interfaces.skip_as_frame(MarkInputs.__call__, MarkOutputs.__call__, *hook_functions()),
+            interfaces.disregard_hooks(lambda hook: isinstance(hook, Hook | MarkInputs | MarkOutputs)),
             interfaces.look_at_no_arguments(),
             interfaces.see_graphs(self._traced, self._failed),
             interfaces.see_compiled_backwards(self._backward_is_compiled),

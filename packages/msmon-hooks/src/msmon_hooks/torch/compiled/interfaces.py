@@ -58,6 +58,24 @@ def skip_as_frame(*functions: Callable[..., Any]) -> Callable[[], None]:
     return lambda: act(FrameAction.DEFAULT)
 
 
+def disregard_hooks(is_ours: Callable[[Any], bool]) -> Callable[[], None]:
+    """Where code outside of a graph calls a module of `torch.nn` that has forward hooks, torch compiles that module
+    alone, and one without hooks it does not: let these hooks not count.
+
+    Returns:
+        What ends that.
+    """
+    from torch._dynamo import utils
+
+    original = utils.nnmodule_has_hooks
+
+    def nnmodule_has_hooks(mod: torch.nn.Module, *args: Any, **kwargs: Any) -> bool:
+        hooks = [*mod._forward_pre_hooks.values(), *mod._forward_hooks.values()]
+        return original(mod, *args, **kwargs) and not (hooks and all(map(is_ours, hooks)))
+
+    return _replace(utils, "nnmodule_has_hooks", nnmodule_has_hooks)
+
+
 def look_at_no_arguments() -> Callable[[], None]:
     """Let the tracer not look at what the first module with hooks is called with before that module does: inputs of a
     graph are listed in the order in which they are first looked at, and kernels depend on it.
@@ -280,10 +298,10 @@ def next_node() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
-def _replace(owner: type, name: str, replacement: Any) -> Callable[[], None]:
+def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
     original = vars(owner).get(name)
     if original is None:
-        raise NotHere(f"{owner.__module__}.{owner.__name__} of torch {torch.__version__} has no {name}")
+        raise NotHere(f"{owner.__name__} of torch {torch.__version__} has no {name}")
     setattr(owner, name, replacement)
 
     def restore() -> None:
