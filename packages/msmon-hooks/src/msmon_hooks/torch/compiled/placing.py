@@ -82,12 +82,10 @@ class _Placer:
             for name in node.get_buffer_names()
         }
         self.position = {one.get_name(): at for at, node in enumerate(scheduler.nodes) for one in node.get_nodes()}
-        self.written_over: dict[str, int] = {}
+        self.writes: dict[str, list[tuple[int, set[fx.Node]]]] = {}
         for at, node in enumerate(scheduler.nodes):
-            for one in node.get_nodes():
-                for buffer in one.get_outputs():
-                    for name in buffer.get_mutations():
-                        self.written_over.setdefault(name, at)
+            for name, origins in lowered.writes(node):
+                self.writes.setdefault(name, []).append((at, origins))
 
     def run(self, values: Mapping[fx.Node, Any], document: dict[str, Any]) -> None:
         refused = self._refused()
@@ -122,7 +120,7 @@ class _Placer:
             if lowered.writes_elsewhere(storage):
                 return ELSEWHERE
             name = storage.get_name()
-            at = self._place_of(name)
+            at = self._place_of(name, node)
             if isinstance(at, int):
                 readable = lowered.readable(value)
                 return NO_STRIDES if readable is None else (_Read(readable, storage, node, leaves, STORED), at)
@@ -132,11 +130,23 @@ class _Placer:
                 return at
         return self._again(node, value, leaves) if self.recompute else IN_REGISTERS
 
-    def _place_of(self, name: str) -> int | str:
-        """Behind which node a buffer can be read (-1: before all), or why it cannot."""
+    def _place_of(self, name: str, node: fx.Node | None = None) -> int | str:
+        """Behind which node of the scheduler a buffer can be read (-1: before all), or why it cannot.
+
+        Args:
+            name: of the buffer.
+            node: whose value it is. A buffer that is written to later has several; None: one that is written to is
+                not wanted.
+        """
         at = self.order.get(name)
         if at is None:
             return -1 if name in self.graph.graph_inputs or name in self.graph.constants else IN_REGISTERS
+        writes = self.writes.get(name, [])
+        made = [index for index, (_, origins) in enumerate(writes) if node in origins]
+        if made:
+            return self._end_of_loops(writes[-1][0]) if made[-1] == len(writes) - 1 else OVERWRITTEN
+        if writes and node is None:
+            return OVERWRITTEN
         if self.scheduler.can_buffer_be_removed_through_fusion(name, self.inside[name]):
             return IN_REGISTERS
         at = self._end_of_loops(at)
@@ -145,7 +155,7 @@ class _Placer:
     def _lasts(self, name: str, at: int) -> bool:
         """Whether a buffer is still there behind a node, and a read there leaves all kernels as they are: where nobody
         needs a buffer any more, its last user may write its result over it."""
-        if self.written_over.get(name, at + 1) <= at:
+        if any(position <= at for position, _ in self.writes.get(name, [])):
             return False
         last, in_place = -1, False
         for operation, may_overwrite in lowered.uses(self.scheduler, name):
@@ -188,7 +198,7 @@ class _Placer:
             if isinstance(at, int):
                 sources[name] = at
                 continue
-            reads = lowered.reads_of_buffer(self.graph, name)
+            reads = None if name in self.writes else lowered.reads_of_buffer(self.graph, name)
             if reads is None or len(chain) >= _LONGEST:
                 return at
             chain.append(name)
