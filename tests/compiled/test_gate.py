@@ -155,13 +155,19 @@ def test_backends_that_run_marks(backend):
 def test_another_backend_has_its_entries(caplog):
     from tests.compiled.training import train
 
+    listed = []
+
     def custom(graph, inputs):
         assert not any("msmon" in str(node.target) for node in graph.graph.nodes)
+        listed.append([node.name for node in graph.graph.nodes if node.op == "placeholder"])
         return graph
 
-    seen = train("gpt", backend=custom, inside="all")  # type: ignore[arg-type]
+    train("resnet", backend=custom, steps=1)  # type: ignore[arg-type]
+    seen = train("resnet", backend=custom, inside="all", steps=1)  # type: ignore[arg-type]
     assert {key[1] for key in seen.rows} == {".input", ".output"}
     assert any("of the backend custom only the entries" in note for note in seen.monitored.notes)
+    # Kernels follow the order in which a graph lists its inputs.
+    assert listed[0] == listed[1]
 
 
 def test_a_pass_of_the_program_is_kept():
@@ -187,14 +193,55 @@ def test_a_pass_of_the_program_is_kept():
 
 
 def test_a_failing_pass_ends_only_the_rows(monkeypatch, caplog):
-    from msmon_hooks.torch.compiled import inside
+    from msmon_hooks.torch.compiled import compiler
     from tests.compiled.training import train
 
     def fails(*args):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(inside, "strip", fails)
+    monkeypatch.setattr(compiler, "strip", fails)
     base = train("mlp", steps=2)
     seen = train("mlp", inside="all", steps=2)
     assert seen.equals(base)
     assert "activations inside of compiled graphs" in seen.monitored.coverage.to_dict()["switched_off"]
+
+
+def test_a_backend_that_fails_with_marks_is_given_the_graph_without(monkeypatch):
+    from msmon_hooks.torch.compiled import compiler
+    from msmon_hooks.torch.compiled.operator import MARK
+    from tests.compiled.training import train
+
+    original = compiler.place_marks
+
+    def spoil(graph_module, entry):
+        found = original(graph_module, entry)
+        for node in graph_module.graph.nodes:
+            if node.target is MARK:
+                node.args = (node.args[0], 3)
+        graph_module.recompile()
+        return found
+
+    base = train("mlp", backend="aot_eager", steps=2)
+    monkeypatch.setattr(compiler, "place_marks", spoil)
+    seen = train("mlp", backend="aot_eager", inside="all", steps=2)
+    assert seen.equals(base)
+    assert (seen.graphs, seen.breaks) == (base.graphs, base.breaks)
+    assert "activations inside of compiled graphs" in seen.monitored.coverage.to_dict()["switched_off"]
+
+
+def test_a_version_that_nobody_has_tried(monkeypatch):
+    """A small model is compiled, and decides."""
+    from msmon_hooks.torch import attach
+    from msmon_hooks.torch.compiled import compiler, trial
+    from tests.compiled.training import train, without_caches
+
+    monkeypatch.setattr(trial, "PROVED", ("0.1",))
+    monkeypatch.setattr(trial, "_verdict", [])
+    with without_caches():
+        assert trial.objection(attach) == ""
+        monkeypatch.setattr(compiler, "strip", lambda graph: None)
+        monkeypatch.setattr(trial, "_verdict", [])
+        assert trial.objection(attach).endswith("4 of 4 rows are missing")
+    seen = train("mlp", backend="aot_eager", inside="all", steps=1)
+    assert any(note.startswith("inside_compiled is off: torch 2.") for note in seen.monitored.notes)
+    assert "net.0.output" not in {key[1] for key in seen.rows}

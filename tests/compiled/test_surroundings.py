@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +16,7 @@ from tests.compiled.models import GPT, batch
 from tests.compiled.training import compiled, train, wrong
 from tests.hooks.recorder import Monitored
 
+WHOLE = bool(os.environ.get("MSMON_WHOLE_TABLE"))
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
 
 
@@ -59,6 +64,43 @@ class Twice(GPT):
         return self.head(self.norm(self.blocks[0](self.blocks[0](x))))
 
 
+@dataclass
+class Hidden:
+    state: torch.Tensor
+    layers: int
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    rest: dict[str, torch.Tensor]
+
+
+class Bag:
+    """No container that anybody knows."""
+
+
+class Opener(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.act = nn.Linear(32, 32), nn.ReLU(inplace=True)
+
+    def forward(self, hidden, bag):
+        out = self.act(self.fc(hidden.state * bag.factor))
+        return Pair(out, {"given": hidden.state})
+
+
+class Objects(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.open, self.head = nn.Embedding(64, 32), Opener(), nn.Linear(32, 64)
+
+    def forward(self, tokens):
+        hidden, bag = Hidden(self.token(tokens), 2), Bag()
+        bag.factor = hidden.state.exp()
+        pair = self.open(hidden, bag)
+        return self.head(pair.first + pair.rest["given"])
+
+
 def model_of(cls, **options):
     torch.manual_seed(0)
     return cls(**options)
@@ -90,7 +132,18 @@ def test_rows_are_those_of_eager_mode(name):
     assert seen.monitored.recorder.doubled() == []
 
 
-@pytest.mark.parametrize("name", ["reentrant", "twice", "graph break"])
+def test_what_runs_outside_of_graphs_is_not_compiled():
+    """Torch compiles those of its own modules that have hooks and that code calls which it cannot compile."""
+    base, seen, eager = (
+        train("lstm", way=way, backend="aot_eager", fullgraph=False, inside=inside, steps=2)
+        for way, inside in (("plain", None), ("plain", "all"), ("eager", ""))
+    )
+    assert seen.equals(base)
+    assert seen.graphs == base.graphs == 0
+    assert seen.rows == eager.rows
+
+
+@pytest.mark.parametrize("name", ["reentrant", "twice", "graph break"] if WHOLE else ["reentrant"])
 def test_with_inductor(name):
     cls, way, options = CASES[name]
     base = train("gpt", way=way, model=model_of(cls), steps=2, **options)
@@ -122,6 +175,76 @@ def test_a_compiled_function():
     rows = {key for key in monitored.recorder.rows if key[0].startswith("actv")}
     assert rows == eager.rows.keys()
     monitored.close()
+
+
+def test_compiled_autograd():
+    """Of a backward that is compiled as a whole nothing is read, and it is said."""
+
+    def run(inside):
+        torch._dynamo.reset()
+        model = model_of(GPT)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitored = None
+        if inside is not None:
+            monitored = Monitored(model, optimizer, activations=True, activation_gradients=True, inside_compiled=inside)
+        forward = torch.compile(model, backend="aot_eager", fullgraph=True)
+        losses = []
+        for number in range(2):
+            inputs, wanted = batch("gpt", number)
+            loss = F.cross_entropy(forward(inputs).flatten(0, 1), wanted.flatten())
+            with torch._dynamo.compiled_autograd._enable(lambda graph: torch.compile(graph, backend="aot_eager")):
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        if monitored is not None:
+            monitored.close()
+        return losses, monitored
+
+    (base, _), (losses, seen) = run(None), run("all")
+    eager = train("gpt", way="eager", inside="", model=model_of(GPT), steps=1)
+    assert losses == base
+    rows, missing = {key[:2] for key in seen.recorder.rows}, seen.missing()
+    assert {key[:2] for key in eager.rows if key[0] == "actv"} <= rows
+    lost = {key[:2] for key in eager.rows} - rows
+    assert lost
+    assert {missing[key] for key in lost} == {
+        "inside a compiled graph: the backward is compiled as a whole (compiled autograd)"
+    }
+    assert seen.coverage.to_dict()["switched_off"] == []
+
+
+def test_a_compiled_optimizer():
+    """All rows of parameters are there beside those inside."""
+
+    def run(way, inside):
+        torch._dynamo.reset()
+        model = model_of(GPT)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        asked = dict.fromkeys(("weight_gradients", "moments", "weights"), True)
+        monitored = None
+        if inside is not None:
+            asked |= {"activations": True, "activation_gradients": True}
+            monitored = Monitored(model, optimizer, inside_compiled=inside, **asked)
+        compiled(model, way, "aot_eager")
+        step = optimizer.step if way == "eager" else torch.compile(optimizer.step, backend="aot_eager")
+        for number in range(3):
+            inputs, wanted = batch("gpt", number)
+            F.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten()).backward()
+            step()
+            optimizer.zero_grad()
+        if monitored is not None:
+            monitored.close()
+        return [value.detach().clone() for value in model.parameters()], monitored
+
+    base, _ = run("blocks", None)
+    _, eager = run("eager", "")
+    weights, seen = run("blocks", "all")
+    assert all(map(torch.equal, weights, base))
+    assert seen.recorder.rows.keys() == eager.recorder.rows.keys()
+    assert {"actv_grad", "grad_reduced", "exp_avg", "exp_avg_sq", "param_origin"} <= {
+        key[0] for key in seen.recorder.rows
+    }
 
 
 def test_lora():
@@ -160,6 +283,19 @@ def test_lora():
     assert {key for key in seen.recorder.rows if "actv" in key[0]} == {
         key for key in eager.recorder.rows if "actv" in key[0]
     }
+
+
+def test_objects():
+    """Containers of every kind are looked into; of another object it is said that it is not."""
+    base = train("gpt", way="plain", backend="aot_eager", model=model_of(Objects), steps=2)
+    eager = train("gpt", way="eager", inside="", model=model_of(Objects), steps=2)
+    seen = train("gpt", way="plain", backend="aot_eager", inside="all", model=model_of(Objects), steps=2)
+    assert seen.equals(base)
+    assert (seen.graphs, seen.breaks) == (base.graphs, base.breaks)
+    assert wrong(seen, eager, "fp32") == []
+    assert {key[1] for key in eager.rows.keys() - seen.rows.keys()} == {"open.input_1_factor"}
+    assert {key[1] for key in seen.rows} >= {"open.input_0_state", "open.output_first", "open.output_rest_given"}
+    assert any("objects of the class tests.compiled.test_surroundings.Bag" in note for note in seen.monitored.notes)
 
 
 def test_what_has_no_marks_is_said():

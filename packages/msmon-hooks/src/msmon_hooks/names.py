@@ -70,7 +70,7 @@ def elements(value: Any) -> list[tuple[str, Any]] | None:
     if type(value) in _LEAVES:
         return None
     parts = _container(value)
-    return parts if parts is not None or _is_closed(value) else _attributes(value) or None
+    return parts if parts is not None or is_closed(type(value)) else _attributes(value) or None
 
 
 def tensor_leaves(
@@ -98,7 +98,7 @@ def tensor_leaves(
         return []
     parts = _container(value)
     if parts is None:
-        if not open_objects or _is_closed(value):
+        if not open_objects or is_closed(type(value)):
             return []
         parts, open_objects = _attributes(value), False
     found = []
@@ -119,9 +119,15 @@ def _container(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _is_closed(value: Any) -> bool:
-    """Functions, modules, classes; and caches of keys and values, of which every layer is given all."""
-    return callable(value) or any(cls.__name__ in _CLOSED for cls in type(value).__mro__)
+def is_closed(cls: type) -> bool:
+    """Whether nothing is looked for in objects of a class: functions, modules, classes; and caches of keys and values,
+    of which every layer is given all.
+
+    Example:
+        >>> is_closed(type(print)), is_closed(object)
+        (True, False)
+    """
+    return any("__call__" in vars(one) or one.__name__ in _CLOSED for one in cls.__mro__)
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:

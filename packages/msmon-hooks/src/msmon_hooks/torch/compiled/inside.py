@@ -1,4 +1,4 @@
-"""Looking into compiled graphs: everything that is put onto the model and into the compiler for it."""
+"""Looking into compiled graphs: which modules are marked, which of their calls are seen, what becomes of the rows."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
 from msmon_hooks.call_hooks import AfterCall, BeforeCall, CallHooks
-from msmon_hooks.guard import Guarded, logger
+from msmon_hooks.guard import logger
 from msmon_hooks.modules import ModuleHooks
 from msmon_hooks.recording import Recording
 from msmon_hooks.registrations import Registrations
-from msmon_hooks.torch.call_hooks import hook_functions
 from msmon_hooks.torch.compiled import interfaces
-from msmon_hooks.torch.compiled.gate import GATE
+from msmon_hooks.torch.compiled.compiler import COMPILER
 from msmon_hooks.torch.compiled.graphs import listen, listen_no_more
+from msmon_hooks.torch.compiled.leaves import Leaf
 from msmon_hooks.torch.compiled.live import LiveMarks
-from msmon_hooks.torch.compiled.marks import MarkInputs, MarkOutputs
-from msmon_hooks.torch.compiled.operator import MARK, NOTE, when_run
+from msmon_hooks.torch.compiled.marked_modules import marks_of, put_marks, unmark
 from msmon_hooks.torch.compiled.rows import RowsInside
-from msmon_hooks.torch.compiled.stripping import strip
-from msmon_hooks.torch.compiled.traced import place_marks, take_out
 from msmon_hooks.torch.compiled.trial import objection
 from msmon_hooks.training_forwards import TrainingForwards
 
@@ -79,7 +76,7 @@ class InsideCompiled:
             next_node=interfaces.next_node,
             entry=lambda: self._open.modules[-1] if self._open.modules else None,
         )
-        self.live = LiveMarks(self.rows)
+        self._live = LiveMarks(self.rows)
 
     def attach(self, modules: Mapping[tuple[int, str], nn.Module]) -> None:
         """Mark the modules that are asked for. Called again: what has changed since."""
@@ -91,16 +88,16 @@ class InsideCompiled:
             if self._refused:
                 self.note(f"inside_compiled is off: {self._refused}")
                 return
-            _COMPILER.enter(self)
-            self._registrations.callback(lambda: _COMPILER.leave(self))
+            COMPILER.enter(self)
+            self._registrations.callback(lambda: COMPILER.leave(self))
             switches = self._recording.clock.switches
-            switches.append(_COMPILER.refresh)
-            self._registrations.callback(lambda: switches.remove(_COMPILER.refresh))
+            switches.append(COMPILER.refresh)
+            self._registrations.callback(lambda: switches.remove(COMPILER.refresh))
             listen(self.rows)
             self._registrations.callback(lambda: listen_no_more(self.rows))
         fresh = [self._mark(key, module) for key, module in modules.items()]
         self.identity = self._identify()
-        _COMPILER.refresh()
+        COMPILER.refresh()
         if any(fresh) and interfaces.has_compiled():
             interfaces.forget_compiled()
             logger.info(AGAIN)
@@ -113,16 +110,15 @@ class InsideCompiled:
         is_called = self._recording.framework.is_called(module)
         fresh = False
         if not is_called or self._recording.request.targets.module(*key) is None:
-            _unmark(inner)
+            unmark(inner)
         else:
             self._marked[key] = inner
-            known = _marks.get(inner)
-            fresh = known is None or known[0] != wanted
+            fresh = marks_of(inner) != wanted
             if fresh:
-                _unmark(inner)
-                _put_marks(inner, *wanted)
+                unmark(inner)
+                put_marks(inner, *wanted)
                 reference = weakref.ref(inner)
-                self._lasting.callback(lambda: _unmark(reference()))
+                self._lasting.callback(lambda: unmark(reference()))
         if is_called and (key not in self._entries or self._entries[key][0] is not module):
             self._entries[key] = (module, _Enters(self, key), _Leaves(self, key))
             for hook in self._entries[key][1:]:
@@ -139,7 +135,7 @@ class InsideCompiled:
     def forget(self) -> None:
         """Of the step in flight nothing more will be read."""
         self.rows.forget()
-        self.live.forget()
+        self._live.forget()
         self._open.modules.clear()
 
     def step_ends(self) -> None:
@@ -174,6 +170,18 @@ class InsideCompiled:
             logger.warning("%s", text)
             self._recording.coverage.note(text)
 
+    def cannot_read(self, leaf: Leaf) -> None:
+        """A tensor inside of a graph has no rows."""
+        self.rows.cannot_read(leaf)
+
+    def backward_is_compiled(self) -> None:
+        """The backward that begins is compiled as a whole."""
+        self.rows.backward_is_compiled()
+
+    def look(self, tensor: Any, text: str) -> bool:
+        """A mark is run that a backend has left in its graph; whether it is one of this monitor."""
+        return self._live.look(tensor, text)
+
     def enters(self, key: tuple[int, str]) -> None:
         """A module is called where hooks see it."""
         framework = self._recording.framework
@@ -181,7 +189,7 @@ class InsideCompiled:
             beside = not self._forwards.recording(key[0])
             if beside is not self._open.beside:
                 self._open.beside = beside
-                _COMPILER.refresh()
+                COMPILER.refresh()
         self._open.modules.append(key)
 
     def leaves(self, key: tuple[int, str]) -> None:
@@ -193,24 +201,7 @@ class InsideCompiled:
                 break
         if not found and self._open.beside:
             self._open.beside = False
-            _COMPILER.refresh()
-
-
-_marks: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[str, bool], Registrations]] = weakref.WeakKeyDictionary()
-"""Name in marks and whether gradients are marked, and what takes the marks off."""
-
-
-def _put_marks(module: nn.Module, name: str, gradients: bool) -> None:
-    owned = Registrations()
-    owned.add(module.register_forward_pre_hook(MarkInputs(name, gradients=gradients), with_kwargs=True))
-    owned.add(module.register_forward_hook(MarkOutputs(name, gradients=gradients), with_kwargs=True))
-    _marks[module] = ((name, gradients), owned)
-
-
-def _unmark(module: nn.Module | None) -> None:
-    known = None if module is None else _marks.pop(module, None)
-    if known is not None:
-        known[1].close()
+            COMPILER.refresh()
 
 
 class _Open(threading.local):
@@ -240,107 +231,3 @@ class _Leaves(AfterCall):
 
     def fire(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.owner.leaves(self.key)
-
-
-class _Compiler:
-    """What is changed of the compiler while anybody looks into graphs."""
-
-    def __init__(self) -> None:
-        self._users: list[InsideCompiled] = []
-        self._registrations = Registrations()
-        self._part = Guarded("graphs of torch.compile")
-
-    def enter(self, user: InsideCompiled) -> None:
-        self._users.append(user)
-        if len(self._users) > 1:
-            return
-        for undo in (
-            interfaces.skip_as_frame(MarkInputs.__call__, MarkOutputs.__call__, *hook_functions()),
-            interfaces.see_graphs(self._traced, self._failed),
-            interfaces.strip_joint_graphs(self._strip, self._identity),
-            interfaces.see_values((MARK, NOTE)),
-            interfaces.before_code(self._place),
-        ):
-            self._registrations.callback(undo)
-        when_run(self._look)
-
-    def leave(self, user: InsideCompiled) -> None:
-        self._users.remove(user)
-        self.refresh()
-        if not self._users:
-            self._registrations.close()
-
-    def _identity(self) -> str:
-        return "msmon-1" + ("+" if any(user.recompute for user in self._users) else "")
-
-    def refresh(self) -> None:
-        """Open or shut the gate."""
-        users = [user for user in self._users if user.guard.enabled]
-        is_open = any(user.wanted for user in users)
-        GATE.marks = "-".join(user.identity for user in users) if is_open else ""
-
-    def _traced(self, graph_module: fx.GraphModule, backend: str, options: Any) -> bool:
-        try:
-            reason = _objection_to(backend, options)
-            wrapped = [] if reason else place_marks(graph_module, self._entry())
-        except Exception as error:
-            self._fail(error)
-            reason, wrapped = "", []
-        if not self._users or reason:
-            take_out(graph_module)
-        for user in self._users:
-            if reason:
-                user.note(reason)
-            for leaf in wrapped:
-                user.rows.cannot_read(leaf)
-        return bool(self._users) and not reason and bool(GATE.marks)
-
-    def _failed(self, graph_module: fx.GraphModule, error: Exception) -> None:
-        take_out(graph_module)
-        self._fail(error)
-
-    def _entry(self) -> str | None:
-        return next((entry for user in self._users if (entry := user.entry()) is not None), None)
-
-    def _strip(self, graph: fx.Graph) -> None:
-        try:
-            strip(graph)
-        except Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        for user in self._users:
-            user.guard.fail(error)
-        self.refresh()
-
-    def _look(self, tensor: Any, text: str) -> None:
-        for user in self._users:
-            if user.wanted and user.live.look(tensor, text):
-                return
-
-    def _place(self, scheduler: Any, graph: Any) -> None:
-        from msmon_hooks.torch.compiled.placing import place
-
-        try:
-            place(scheduler, graph, recompute=any(user.recompute for user in self._users))
-        except Exception as error:
-            self._fail(error)
-
-
-def _objection_to(backend: str, options: Any) -> str:
-    """Why nothing of a graph is read, or nothing."""
-    if backend not in interfaces.BACKENDS:
-        return (
-            f"inside_compiled: of graphs of the backend {backend} only the entries are recorded; graphs of "
-            f"{', '.join(interfaces.BACKENDS)} can be looked into"
-        )
-    if interfaces.PASS in options:
-        return (
-            f"inside_compiled: torch.compile was given {interfaces.PASS} in its options, which takes the place of what "
-            f"is needed here, so only the entries are recorded; set torch._inductor.config.{interfaces.PASS} before "
-            "set_monitor"
-        )
-    return ""
-
-
-_COMPILER = _Compiler()

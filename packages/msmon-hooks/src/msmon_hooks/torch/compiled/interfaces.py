@@ -10,6 +10,7 @@ import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -57,6 +58,48 @@ def skip_as_frame(*functions: Callable[..., Any]) -> Callable[[], None]:
     return lambda: act(FrameAction.DEFAULT)
 
 
+def disregard_hooks(is_ours: Callable[[Any], bool]) -> Callable[[], None]:
+    """Where code outside of a graph calls a module of `torch.nn` that has forward hooks, torch compiles that module
+    alone, and one without hooks it does not: let these hooks not count.
+
+    Returns:
+        What ends that.
+    """
+    from torch._dynamo import utils
+
+    original = utils.nnmodule_has_hooks
+
+    def nnmodule_has_hooks(mod: torch.nn.Module, *args: Any, **kwargs: Any) -> bool:
+        hooks = [*mod._forward_pre_hooks.values(), *mod._forward_hooks.values()]
+        return original(mod, *args, **kwargs) and not (hooks and all(map(is_ours, hooks)))
+
+    return _replace(utils, "nnmodule_has_hooks", nnmodule_has_hooks)
+
+
+def look_at_no_arguments() -> Callable[[], None]:
+    """Let the tracer not look at what the first module with hooks is called with before that module does: inputs of a
+    graph are listed in the order in which they are first looked at, and kernels depend on it.
+
+    To decide whether it may go through the function that is inside of `Module._call_impl`, the tracer turns all that it
+    refers to into constants, if it can.
+
+    Returns:
+        What ends that.
+    """
+    from torch._dynamo.symbolic_convert import InliningInstructionTranslator
+    from torch._dynamo.trace_rules import SkipResult
+
+    inner = [one for one in torch.nn.Module._call_impl.__code__.co_consts if isinstance(one, CodeType)]
+    original = InliningInstructionTranslator.check_inlineable
+
+    def check_inlineable(func: Any) -> Any:
+        if func.get_code() in inner:
+            return SkipResult(False, "calls a module")
+        return original(func)
+
+    return _replace(InliningInstructionTranslator, "check_inlineable", staticmethod(check_inlineable))
+
+
 def see_graphs(
     see: Callable[[fx.GraphModule, str, Any], bool], failed: Callable[[fx.GraphModule, Exception], None]
 ) -> Callable[[], None]:
@@ -101,6 +144,24 @@ def _backend(compiler: Any) -> tuple[str, dict[str, Any]]:
 
 _WRAPPED = ("_torchdynamo_orig_backend", "_compiler_fn", "backend_compile_fn")
 _DEEPEST = 6
+
+
+def see_compiled_backwards(tell: Callable[[], None]) -> Callable[[], None]:
+    """Have `tell()` called when a backward is about to be compiled as a whole, with the backwards of compiled graphs in
+    it (compiled autograd).
+
+    Returns:
+        What ends that.
+    """
+    from torch._dynamo.compiled_autograd import AutogradCompilerInstance
+
+    original = AutogradCompilerInstance.begin_capture
+
+    def begin_capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tell()
+        return original(self, *args, **kwargs)
+
+    return _replace(AutogradCompilerInstance, "begin_capture", begin_capture)
 
 
 def has_compiled() -> bool:
@@ -237,10 +298,10 @@ def next_node() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
-def _replace(owner: type, name: str, replacement: Any) -> Callable[[], None]:
+def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
     original = vars(owner).get(name)
     if original is None:
-        raise NotHere(f"{owner.__module__}.{owner.__name__} of torch {torch.__version__} has no {name}")
+        raise NotHere(f"{owner.__name__} of torch {torch.__version__} has no {name}")
     setattr(owner, name, replacement)
 
     def restore() -> None:

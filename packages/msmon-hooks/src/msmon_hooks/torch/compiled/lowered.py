@@ -89,6 +89,22 @@ def reads_of_buffer(graph: Any, name: str) -> set[str] | None:
     return {str(read) for read in buffer.get_read_names()}
 
 
+def uses(scheduler: Scheduler, name: str) -> list[tuple[str | None, bool]]:
+    """Which operations use a buffer (None: whoever called the graph), and whether each may write over it."""
+    buffer = scheduler.name_to_buf.get(name) or scheduler.name_to_donated_buffer.get(name)
+    users = [] if buffer is None else [user for user in buffer.users if not user.is_weak]
+    return [
+        (user.node.get_name() if isinstance(user.node, BaseSchedulerNode) else None, bool(user.can_inplace))
+        for user in users
+    ]
+
+
+def writes(node: BaseSchedulerNode) -> list[tuple[str, set[fx.Node]]]:
+    """Which buffers a node writes to that others have made, and the traced nodes whose value they have then."""
+    outputs = [buffer for one in node.get_nodes() for buffer in one.get_outputs()]
+    return [(name, set(buffer.node.get_origins())) for buffer in outputs for name in buffer.get_mutations()]
+
+
 def compute_again(value: Any, chain: Sequence[str], origin: fx.Node) -> tuple[Any, list[Any]]:
     """Loops of their own for a value that is in no memory: its new buffer, and the operations added.
 

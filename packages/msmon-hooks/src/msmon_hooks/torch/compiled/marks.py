@@ -6,7 +6,6 @@ All code in this file is traced, so it is plain: an operation that the tracer do
 from __future__ import annotations
 
 import contextlib
-from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from msmon_hooks.torch.compiled.gate import GATE
 from msmon_hooks.torch.compiled.operator import MARK, NOTE
 from msmon_hooks.torch.passes import is_compiling
 
-_DEPTH = 4
+_DEPTH = 8
 _PLAIN = (torch.Tensor, nn.Parameter)
 
 
@@ -43,36 +42,39 @@ class _Mark:
 
 
 class MarkInputs(_Mark):
-    """Marks what a module is called with."""
+    """Notes that a module is called."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_compiling() and GATE.marks:
-            name = self._name()
-            NOTE("enter " + name)
-            found: list[tuple[str, int, torch.Tensor]] = []
-            for index, value in enumerate(args):
-                _find(value, str(index), index, found, _DEPTH)
-            for index, (key, value) in enumerate(kwargs.items()):
-                _find(value, key, len(args) + index, found, _DEPTH)
-            _mark(name, "input", found, len(args), len(args) + len(kwargs), self._gradients)
+            NOTE("enter " + self._name())
 
 
 class MarkOutputs(_Mark):
-    """Marks what a module has returned."""
+    """Marks what a module has returned, and what it was called with.
+
+    The latter only now: inputs of a graph are listed in the order in which they are first looked at, and kernels depend
+    on it. Where the marks belong, `msmon_hooks.torch.compiled.traced` knows by the note of the call.
+    """
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if is_compiling() and GATE.marks:
             name = self._name()
-            found: list[tuple[str, int, torch.Tensor]] = []
+            given: list[tuple[str, int, torch.Tensor]] = []
+            for index, value in enumerate(args):
+                _find(value, str(index), index, given, _DEPTH)
+            for index, (key, value) in enumerate(kwargs.items()):
+                _find(value, key, len(args) + index, given, _DEPTH)
+            _mark(name, "input", given, len(args), len(args) + len(kwargs), self._gradients)
+            returned: list[tuple[str, int, torch.Tensor]] = []
             length = 1
             if isinstance(output, torch.Tensor):
-                found.append(("", 0, output))
+                returned.append(("", 0, output))
             else:
                 parts = _parts(output)
                 length = len(parts)
                 for index, (key, value) in enumerate(parts):
-                    _find(value, key, index, found, _DEPTH)
-            _mark(name, "output", found, 0, length, self._gradients)
+                    _find(value, key, index, returned, _DEPTH)
+            _mark(name, "output", returned, 0, length, self._gradients)
             NOTE("leave " + name)
 
 
@@ -82,16 +84,21 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(str(index) if names is None else names[index], one) for index, one in enumerate(value)]
     if isinstance(value, dict):
         return [(str(key), one) for key, one in value.items()]
-    if is_dataclass(value):
-        fields: Any = type(value).__dataclass_fields__  # type: ignore[union-attr]
-        return [(name, getattr(value, name)) for name in fields]
+    module = type(value).__module__
+    # Of some of these the tracer knows nothing more.
+    if module in ("builtins", "torch", "torch._C", "numpy"):
+        return []
+    if hasattr(type(value), "__dataclass_fields__"):
+        return [(name, getattr(value, name)) for name in type(value).__dataclass_fields__]
+    # To list the attributes of an object would be guarded, and one that gets others would be compiled for again.
+    NOTE("object " + module + ":" + type(value).__qualname__)
     return []
 
 
 def _find(value: Any, path: str, position: int, found: list[tuple[str, int, torch.Tensor]], depth: int) -> None:
     if isinstance(value, torch.Tensor):
         found.append((path, position, value))
-    elif depth and isinstance(value, tuple | list | dict):
+    elif depth:
         for key, one in _parts(value):
             _find(one, path + "_" + key, position, found, depth - 1)
 

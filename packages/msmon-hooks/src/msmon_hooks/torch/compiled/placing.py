@@ -81,12 +81,11 @@ class _Placer:
             for node in scheduler.nodes
             for name in node.get_buffer_names()
         }
-        self.written_over: dict[str, int] = {}
+        self.position = {one.get_name(): at for at, node in enumerate(scheduler.nodes) for one in node.get_nodes()}
+        self.writes: dict[str, list[tuple[int, set[fx.Node]]]] = {}
         for at, node in enumerate(scheduler.nodes):
-            for one in node.get_nodes():
-                for buffer in one.get_outputs():
-                    for name in buffer.get_mutations():
-                        self.written_over.setdefault(name, at)
+            for name, origins in lowered.writes(node):
+                self.writes.setdefault(name, []).append((at, origins))
 
     def run(self, values: Mapping[fx.Node, Any], document: dict[str, Any]) -> None:
         refused = self._refused()
@@ -121,36 +120,58 @@ class _Placer:
             if lowered.writes_elsewhere(storage):
                 return ELSEWHERE
             name = storage.get_name()
-            at = self._place_of(name)
-            if at is not None:
+            at = self._place_of(name, node)
+            if isinstance(at, int):
                 readable = lowered.readable(value)
-                if readable is None:
-                    return NO_STRIDES
-                return (_Read(readable, storage, node, leaves, STORED), at) if at >= -1 else OVERWRITTEN
-            if name not in self.order:
+                return NO_STRIDES if readable is None else (_Read(readable, storage, node, leaves, STORED), at)
+            if at == IN_REGISTERS and name not in self.order:
                 return GONE
+            if not self.recompute:
+                return at
         return self._again(node, value, leaves) if self.recompute else IN_REGISTERS
 
-    def _place_of(self, name: str) -> int | None:
-        """Behind which node a buffer can be read; None: it is in no memory, -2: nowhere."""
-        over = self.written_over.get(name, len(self.scheduler.nodes))
+    def _place_of(self, name: str, node: fx.Node | None = None) -> int | str:
+        """Behind which node of the scheduler a buffer can be read (-1: before all), or why it cannot.
+
+        Args:
+            name: of the buffer.
+            node: whose value it is. A buffer that is written to later has several; None: one that is written to is
+                not wanted.
+        """
         at = self.order.get(name)
         if at is None:
-            return -1 if name in self.graph.graph_inputs or name in self.graph.constants else None
+            return -1 if name in self.graph.graph_inputs or name in self.graph.constants else IN_REGISTERS
+        writes = self.writes.get(name, [])
+        made = [index for index, (_, origins) in enumerate(writes) if node in origins]
+        if made:
+            return self._end_of_loops(writes[-1][0]) if made[-1] == len(writes) - 1 else OVERWRITTEN
+        if writes and node is None:
+            return OVERWRITTEN
         if self.scheduler.can_buffer_be_removed_through_fusion(name, self.inside[name]):
-            return None
-        at = self._end_of_loops(at, over)
-        return -2 if at is None else at
+            return IN_REGISTERS
+        at = self._end_of_loops(at)
+        return at if self._lasts(name, at) else OVERWRITTEN
 
-    def _end_of_loops(self, at: int, before: int) -> int | None:
+    def _lasts(self, name: str, at: int) -> bool:
+        """Whether a buffer is still there behind a node, and a read there leaves all kernels as they are: where nobody
+        needs a buffer any more, its last user may write its result over it."""
+        if any(position <= at for position, _ in self.writes.get(name, [])):
+            return False
+        last, in_place = -1, False
+        for operation, may_overwrite in lowered.uses(self.scheduler, name):
+            position = len(self.scheduler.nodes) if operation is None else self.position[operation]
+            if position >= last:
+                in_place = may_overwrite or (in_place and position == last)
+                last = position
+        return last > at or not in_place
+
+    def _end_of_loops(self, at: int) -> int:
         """The C++ backend puts loops that follow one another into one function: read behind the last of them."""
         nodes = self.scheduler.nodes
         if nodes[at].is_extern() or not _on_host(nodes[at]):
             return at
         while at + 1 < len(nodes) and not nodes[at + 1].is_extern() and _on_host(nodes[at + 1]):
             at += 1
-            if at >= before:
-                return None
         return at
 
     def _again(self, node: fx.Node, value: Any, leaves: list[int]) -> tuple[_Read, int] | str:
@@ -158,27 +179,28 @@ class _Placer:
         if isinstance(found, str):
             return found
         chain, sources = found
-        at = max((place for name in sources if (place := self._place_of(name)) is not None), default=-1)
-        if any(self._place_of(name) == -2 or self.written_over.get(name, at + 1) <= at for name in sources):
+        at = max(sources.values(), default=-1)
+        if not all(self._lasts(name, at) for name in sources):
             return OVERWRITTEN
         return _Read(value, lowered.storage_of(value), node, leaves, RECOMPUTED, chain), at
 
-    def _chain(self, names: set[str]) -> tuple[list[str], set[str]] | str:
+    def _chain(self, names: set[str]) -> tuple[list[str], dict[str, int]] | str:
         """What has to be computed again for a value that is made of these buffers, in order, and what that is made of
-        that is in memory."""
+        that is in memory, with its places."""
         chain: list[str] = []
-        sources: set[str] = set()
+        sources: dict[str, int] = {}
         waiting = sorted(names)
         while waiting:
             name = waiting.pop()
             if name in chain or name in sources:
                 continue
-            if self._place_of(name) is not None:
-                sources.add(name)
+            at = self._place_of(name)
+            if isinstance(at, int):
+                sources[name] = at
                 continue
-            reads = lowered.reads_of_buffer(self.graph, name)
+            reads = None if name in self.writes else lowered.reads_of_buffer(self.graph, name)
             if reads is None or len(chain) >= _LONGEST:
-                return IN_REGISTERS
+                return at
             chain.append(name)
             waiting += sorted(reads)
         # By number: a buffer is made of earlier ones.

@@ -137,6 +137,12 @@ class RowsInside:
             for data_type in ("actv", "actv_grad"):
                 self.note(data_type, site, name, "a tensor of a class of its own, such as DTensor")
 
+    def backward_is_compiled(self) -> None:
+        """Nothing is read of the backward that begins: it is compiled as a whole."""
+        for region in self.regions.values():
+            for call, name, _ in region.gradients.values():
+                self.note("actv_grad", call.site, name, "the backward is compiled as a whole (compiled autograd)")
+
     def is_new(self, graph: Graph) -> bool:
         """Whether it was not said yet how the tensors of a graph are read, where it runs now."""
         key = graph, self._entry()
