@@ -9,7 +9,7 @@ ARGS ?=
 # stopped meanwhile leaves a lock for which all others wait.
 SHM_OP = DS_ACCELERATOR=cpu timeout 900 $(BIN)/python -c "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as op; op().load()" > /dev/null
 
-.PHONY: venv demo test test-mindspore test-trainers test-compiled test-old-megatron test-oldest coverage fuzz soak faults check docs bench dist clean
+.PHONY: venv demo test test-mindspore test-trainers test-compiled test-old-megatron test-triton-ascend test-oldest coverage fuzz soak faults check docs bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -58,6 +58,10 @@ test-compiled: .venv/.ready
 test-old-megatron: .venv/.ready
 	$(BIN)/python scripts/old_megatron.py $(ARGS)
 
+# The kernel in float32 in the interpreter of triton-ascend, Triton for Ascend NPUs: a CPU will do.
+test-triton-ascend: .venv/.ready
+	$(BIN)/python scripts/triton_ascend.py $(ARGS)
+
 # Tests with torch 2.1.2 and the lower bounds of everything else, and without a framework on Python 3.10 and 3.12.
 test-oldest: venv
 	$(BIN)/python scripts/oldest.py $(ARGS)
@@ -103,4 +107,4 @@ dist: .venv/.ready
 	$(BIN)/python scripts/check_dist.py $(ARGS)
 
 clean:
-	rm -rf .venv .venv-mindspore .venv-trainers .megatron .oldest dist site .mypy_cache .ruff_cache .pytest_cache .benchmarks
+	rm -rf .venv .venv-mindspore .venv-trainers .megatron .triton-ascend .oldest dist site .mypy_cache .ruff_cache .pytest_cache .benchmarks

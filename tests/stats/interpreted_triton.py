@@ -41,3 +41,12 @@ def test_the_kernel_in_float32_works():
     from msmon_stats.torch import triton_rows
 
     assert triton_rows.works("cpu")
+
+
+def test_whether_the_kernels_in_float64_work_is_found_by_trying():
+    from triton.backends import backends
+
+    from msmon_stats.torch import kernels
+
+    # Triton for Ascend NPUs refuses float64, in its interpreter too.
+    assert kernels._triton_works("cpu") is ("ascend" not in backends)
