@@ -85,7 +85,8 @@ def links(page: str) -> Counter[str]:
     found: list[str] = []
     for link in re.findall(r"\]\(([^)]+)\)", re.sub(r"`[^`]*`", "", prose(page).replace("```", ""))):
         target, _, place = link.partition("#")
-        path = target if "://" in target else posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+        beside = posixpath.normpath(posixpath.join(posixpath.dirname(page), target)) if target else page
+        path = target if "://" in target else beside
         if path in (twin(page), english.get(page)):
             continue
         assert page not in CHINESE or path not in english.values(), f"{page}: {link} is there in Chinese, too"
