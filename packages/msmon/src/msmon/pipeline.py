@@ -73,8 +73,8 @@ class Pipeline:
         self._coverage_written = -SECONDS_BETWEEN_COVERAGE
         self._left_out: set[tuple[str, int, str]] = set()
         self._finished = False
-        self._begun = time.perf_counter(), Hook.seconds
-        self._share = 0.0
+        self._begun = self._stepped = time.perf_counter(), Hook.seconds
+        """When the first step began and the last one ended, and the seconds in hooks until then."""
 
     def _part(self, name: str) -> Guarded:
         return Guarded(name, self.coverage.switched_off)
@@ -86,6 +86,7 @@ class Pipeline:
     def submit(self, collected: CollectedStep) -> None:
         """Work the step off in the background; waits while the step before it is not done."""
         self._background.submit(self._process, collected)
+        self._stepped = time.perf_counter(), Hook.seconds
 
     def run_later(self, job: Callable[..., object], *args: Any) -> None:
         """Do something beside the training, after the steps that were handed over."""
@@ -154,8 +155,6 @@ class Pipeline:
         if self._finished:
             return
         self._finished = True
-        seconds, in_hooks = self._begun
-        self._share = (Hook.seconds - in_hooks) / (time.perf_counter() - seconds)
         self._background.submit(self._finish)
         self._background.close()
 
@@ -183,13 +182,14 @@ class Pipeline:
         self._finishing.always(self._say_what_was_recorded)
 
     def _say_what_was_recorded(self) -> None:
+        seconds, in_hooks = (end - begin for begin, end in zip(self._begun, self._stepped, strict=True))
         # Writers of other packages need not count.
         losses = [getattr(one, "losses", None) for one in (self._partials, *(writer for writer, _ in self._outputs))]
         say(
             self.coverage.to_dict(),
             steps=self._steps,
             anomalies=None if self._alerts is None else self._alerts.count,
-            share=self._share,
+            share=in_hooks / seconds if seconds else 0.0,
             lost=sum(one.lost for one in losses if isinstance(one, msmon_io.Losses)),
             files=self.run_dir,
         )

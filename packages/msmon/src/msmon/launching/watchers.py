@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -90,7 +91,8 @@ class Watchers:
 
 
 def _names(optimizers: Sequence[Any]) -> str:
-    return " and ".join(type(one).__name__ for one in optimizers)
+    counts = Counter(type(one).__name__ for one in optimizers)
+    return " and ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
 
 
 def _end(monitor: Any, folder: Path) -> None:
