@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from msmon_stats import numpy as array_backend
 from msmon_stats import fingerprints, partial, partial_many
+from msmon_stats import numpy as array_backend
 from msmon_stats.torch import PartialBuffer, float64_rows
 
 
