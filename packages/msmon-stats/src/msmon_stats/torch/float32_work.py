@@ -52,10 +52,11 @@ class Work:
         self._zero, self._infinity, self._lowest = (
             torch.full((), number, device=device) for number in (0.0, math.inf, -math.inf)
         )
-        # Made on the host: of a NaN that a device makes nobody knows the bits.
-        self._padding = {
-            dtype: torch.full((ROW,), bits, dtype=_whole(dtype)).view(dtype).to(device) for dtype, bits in _NAN.items()
-        }
+        self._padding = {dtype: torch.full((ROW,), math.nan, dtype=dtype, device=device) for dtype in _NAN}
+        if words is not None:
+            # Of a NaN that a device makes nobody knows the bits.
+            for dtype, bits in _NAN.items():
+                self._padding[dtype].copy_(torch.full((ROW,), bits, dtype=_whole(dtype)).view(dtype))
         self.limit: float | torch.Tensor = 0.0
         """What lies below it counts as a zero: a float32 number, on the device where it is a tensor."""
         self.plan = Plan()
