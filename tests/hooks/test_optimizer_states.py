@@ -409,6 +409,26 @@ def test_what_has_no_direction_says_so_although_it_had_a_row() -> None:
     assert monitored.notes == []
 
 
+def test_nothing_kept_is_nothing_missing_although_the_gradients_are_gone() -> None:
+    """Each parameter is updated in the backward, and its gradient cleared at once."""
+    model = mlp()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    with Monitored(model, [*optimizers.values()], moments=True) as monitored:
+        for _ in range(3):
+            model(torch.ones(3, 4)).sum().backward()
+    document = monitored.coverage.to_dict()
+    assert document["missing"] == []
+    assert {entry["kind"] for entry in document["apart"]} == {"not kept by the optimizer"}
+    assert len(document["apart"]) == 2 * 4
+
+
 # Over time
 
 

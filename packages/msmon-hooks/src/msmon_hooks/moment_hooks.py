@@ -22,6 +22,8 @@ class MomentHooks:
         self._shards: dict[tuple[str, str, int], Shard | None] = {}
         self._updated = False
         self._begun: set[int] = set()
+        self._consumed: set[int] = set()
+        """Parameters of which a gradient was seen at an update; a program may clear it before the step has ended."""
         self._explained: dict[tuple[str, int], StateLayout] = {}
         self._unread: dict[tuple[str, str, int], str] = {}
         self._weights = [weight for weight in weights if self._expect(weight)]
@@ -53,6 +55,7 @@ class MomentHooks:
             if weight.index in self._begun or not (updating is None or id(weight.parameter) in updating):
                 continue
             self._begun.add(weight.index)
+            self._note_gradient(weight)
             state = self._source.moments(weight)
             for name, tensor in state.tensors.items():
                 found[name if name in MOMENTS else STATE].append((weight, name, tensor))
@@ -101,9 +104,14 @@ class MomentHooks:
             elif known is not layout and (layout.keys or (self._updated and weight.parameter.requires_grad)):
                 self._explained[moment, weight.index] = layout
                 reason = state.missing(moment, updated=True)
-                kept_nothing = bool(layout.places) and self._source.reduced(weight) is not None
+                self._note_gradient(weight)
+                kept_nothing = bool(layout.places) and weight.index in self._consumed
                 kind = NOT_KEPT if layout.keys or kept_nothing else ""
                 self._recording.coverage.lose(moment, weight.name, reason, kind=kind, stage=weight.vpp_stage)
+
+    def _note_gradient(self, weight: Weight) -> None:
+        if weight.index not in self._consumed and self._source.reduced(weight) is not None:
+            self._consumed.add(weight.index)
 
     def _record(self, entries: Sequence[tuple[Weight, str, Any]], handles: Sequence[int]) -> None:
         self._recording.observer.record([self._ref(*entry) for entry in entries], handles)
