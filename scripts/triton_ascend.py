@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # numpy 2.4 makes no number of an array with one element any more, which this interpreter asks for.
 NEEDED = ("pybind11", "numpy<2.4")
-# It refuses float64, as the devices do.
-TESTS = ("tests/stats/interpreted_triton.py", "-k", "TestTritonFloat32 or work")
+# It refuses float64, as the devices do, and takes a tenth of a second for a row, so that single tests take a minute.
+TESTS = ("tests/stats/interpreted_triton.py", "-k", "TestTritonFloat32 or work", "--timeout", "900")
 
 
 def install(version: str, folder: Path) -> Path | None:
