@@ -144,7 +144,7 @@ def layouts() -> dict[str, Any]:
     for hook in (
         None,
         default_hooks.allreduce_hook,
-        default_hooks.bf16_compress_hook,
+        default_hooks.fp16_compress_hook,
         powerSGD_hook.powerSGD_hook,
         post_localSGD_hook.post_localSGD_hook,
     ):

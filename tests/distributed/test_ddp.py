@@ -71,7 +71,7 @@ def test_who_shares_a_parameter(ranks):
     assert ranks.run("ddp", "layouts")[0] == {
         "": mean,
         "allreduce_hook": mean,
-        "bf16_compress_hook": {**mean, "dtype": "torch.bfloat16"},
+        "fp16_compress_hook": {**mean, "dtype": "torch.float16"},
         "powerSGD_hook": equal,
         "post_localSGD_hook": None,
     }
