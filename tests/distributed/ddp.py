@@ -132,3 +132,25 @@ def pipeline_stages(*, output: str) -> None:
         monitor.set_monitor(trained.model, 1, trained.optimizer)
         trained.step(0)
     torch.distributed.barrier()
+
+
+def layouts() -> dict[str, Any]:
+    """Communication hook -> what the engine says of who shares a parameter."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook, powerSGD_hook
+
+    from msmon_hooks.torch.grads.detect import find_source
+
+    found = {}
+    for hook in (
+        None,
+        default_hooks.allreduce_hook,
+        default_hooks.fp16_compress_hook,
+        powerSGD_hook.powerSGD_hook,
+        post_localSGD_hook.post_localSGD_hook,
+    ):
+        model = DistributedDataParallel(make_model())
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        source = find_source([model], make_optimizer(model.parameters()), main_grad=False)
+        found["" if hook is None else hook.__name__] = source.describe(source.weights()[0]).get("layout")
+    return found

@@ -142,6 +142,7 @@ def build(
     grad_acc_steps: int = 1,
     split: bool = False,
     overlap: bool = False,
+    tied: bool = False,
     **further: Any,
 ) -> Trained:
     """One training of the split model.
@@ -152,6 +153,7 @@ def build(
         grad_acc_steps: micro-steps per step.
         split: whether the optimizer is distributed.
         overlap: whether the reduction overlaps with the backward.
+        tied: whether the last layer has the weight of the first.
         further: fields of the model's configuration.
     """
     parallel(
@@ -176,10 +178,10 @@ def build(
     )
     chunks = []
     for stage in range(virtual or 1):
-        place = _stage(stage) if virtual else {}
+        place: dict[str, Any] = _stage(stage) if virtual else {}
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, **place)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, **place)
-        part = gpt(config, pre_process=first, post_process=last, **place)
+        part = gpt(config, pre_process=first, post_process=last, share_embeddings_and_output_weights=tied, **place)
         load(part, initial)
         chunks.append(DistributedDataParallel(config=config, ddp_config=ddp_config, module=part))
     adam = make_optimizer(chunks, split=split)
@@ -306,18 +308,23 @@ def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def monitored(*, output: str, steps: int, marked: bool = True, **variant: Any) -> None:
-    """One monitored training with sequence parallelism, in which every rank writes what it holds.
+def monitored(*, output: str, steps: int, marked: bool = True, parting: int | None = None, **variant: Any) -> None:
+    """One monitored training in which every rank writes what it holds.
 
     Args:
         marked: whether Megatron is told of the gradients that it has to add up over the tensor-parallel group.
+        parting: the step before which rank 0 gets another weight in its first layer.
     """
     Norm.marked = marked
     initial = whole_training(steps=0, grad_acc_steps=1)["initial"]
-    trained = evolve(build(initial=initial, sequence_parallel=True, **variant), groups={})
+    if variant.get("tied"):
+        initial["output_layer.weight"] = initial["embedding.word_embeddings.weight"]
+    trained = evolve(build(initial=initial, **variant), groups={})
     Norm.marked = True
     monitor = make_monitor(trained, Path(output), format=["parquet"])
     for step in range(steps):
+        if step == parting and torch.distributed.get_rank() == 0:
+            trained.model.module.embedding.word_embeddings.weight.data[0, 0] += 1e-3
         trained.step(step)
     monitor.close()
     torch.distributed.barrier()

@@ -64,6 +64,19 @@ def test_dp_group_writes_once(ranks, tmp_path):
     assert_reduced(rank_rows(tmp_path / "1" / "all", 1), reference)
 
 
+def test_who_shares_a_parameter(ranks):
+    """A communication hook may do something else than take the mean, or let the ranks go different ways."""
+    equal = {"equal_over": {"data": "0:2"}}
+    mean = {**equal, "summed_over": {"data": "0:2"}, "divided_by": 2}
+    assert ranks.run("ddp", "layouts")[0] == {
+        "": mean,
+        "allreduce_hook": mean,
+        "fp16_compress_hook": {**mean, "dtype": "torch.float16"},
+        "powerSGD_hook": equal,
+        "post_localSGD_hook": None,
+    }
+
+
 def test_shorter_accumulation_than_announced(ranks, tmp_path):
     """The last accumulation of an epoch often is; DDP knows which backward it reduces."""
     answers = ranks.run("ddp", "proof", output=str(tmp_path), grad_acc_steps=2, announced=3)

@@ -78,7 +78,7 @@ def test_proof(megatron_ranks, proof, tmp_path, name):
 @pytest.mark.parametrize("split", [False, True])
 def test_sequence_parallelism_is_verified(megatron_ranks, tmp_path, split):
     """Gradients of norms are summed over the tensor-parallel group; where that is forgotten, it shows."""
-    arguments = {"steps": 4, "tensor": 2, "split": split}
+    arguments = {"steps": 4, "tensor": 2, "split": split, "sequence_parallel": True}
     megatron_ranks.run("megatron_gpt", "monitored", output=str(tmp_path / "right"), **arguments)
     report = verify(tmp_path / "right")
     assert report.holds, report.first
@@ -93,6 +93,19 @@ def test_sequence_parallelism_is_verified(megatron_ranks, tmp_path, split):
         "final_layernorm",
     }
     assert "not reduced over the group" in found[0].guess
+
+
+def test_tied_weights_are_verified(megatron_ranks, tmp_path):
+    """The first and the last stage hold the same weight under two names."""
+    arguments = {"steps": 4, "pipeline": 2, "tied": True, "grad_acc_steps": 2}
+    megatron_ranks.run("megatron_gpt", "monitored", output=str(tmp_path / "right"), **arguments)
+    report = verify(tmp_path / "right")
+    assert report.holds, report.first
+    assert {report.outcome(name).state for name in ("replicas", "reductions", "clipping")} == {"holds"}
+    megatron_ranks.run("megatron_gpt", "monitored", output=str(tmp_path / "wrong"), parting=2, **arguments)
+    one = verify(tmp_path / "wrong").outcome("replicas").violations[0]
+    assert (one.step, one.data_type, one.ranks) == (2, "param_origin", (0, 1))
+    assert one.tensor == "embedding.word_embeddings.weight, tied to pp1/0:output_layer.weight"
 
 
 def rows_in(run_dir):

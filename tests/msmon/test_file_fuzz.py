@@ -69,6 +69,7 @@ def _tensor(name: str, rank: int) -> dict:
     return {
         "vpp_stage": 0, "name": name, "shape": [2, 3], "dtype": "torch.float32", "numel": 6,
         "shards": shards if name == NAMES[0] else [],
+        "layout": {"equal_over": {"data": "0:2"}, "summed_over": {"data": "0:2"}, "divided_by": 2, "tied": "data"},
     }  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def original(tmp_path_factory) -> Path:
         run_dir.mkdir()
         with CsvWriter(run_dir, step_count_per_record=2) as writer:
             for step in range(3):
-                for data_type in ("actv", "grad_reduced"):
+                for data_type in ("actv", "grad_unreduced", "grad_reduced"):
                     writer.write(
                         Table(
                             data_type=data_type,
@@ -103,6 +104,8 @@ def original(tmp_path_factory) -> Path:
                     "world_size": 2,
                     "framework": "torch",
                     "pp_stage": 0,
+                    "grad_acc_steps": 2,
+                    "collectives": {"all_reduce": [{"ranks": "0:2", "reduction": "sum"}]},
                     "config": {"ops": ["norm"], "ndigits": 6, "step_count_per_record": 2},
                     "tensors": [_tensor(name, rank) for name in NAMES],
                 }
@@ -248,3 +251,12 @@ def test_merge(original, tmp_path_factory, capsys, caplog, seed, cuts, pattern):
     directory = tmp_path_factory.getbasetemp() / "merge"
     copy_with_mutation(original, directory, pattern, random.Random(seed), cuts)
     run(["merge", str(directory), "-o", str(directory / "whole")], capsys)
+
+
+@pytest.mark.timeout(7200)
+@fuzz(share=10)
+@given(**MUTATIONS, pattern=st.sampled_from(["*-rank*/*.csv", "*-rank*/*.json"]))
+def test_verify(original, tmp_path_factory, capsys, seed, cuts, pattern):
+    directory = tmp_path_factory.getbasetemp() / "verify"
+    copy_with_mutation(original, directory, pattern, random.Random(seed), cuts)
+    run(["verify", str(directory), "-o", str(directory / "verify.html")], capsys)

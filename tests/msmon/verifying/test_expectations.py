@@ -79,7 +79,8 @@ def test_shards_are_no_replicas(tmp_path):
         tmp_path, {ORIGIN: {"w": lambda r, s: r + 1.0}}, lambda *_: layout, shards=lambda r, n: f"{r}:{r + 1}"
     )
     outcome = replicas(run)
-    assert (outcome.state, outcome.reason) == ("not checked", "no two ranks recorded the same part of a tensor")
+    assert outcome.state == "not checked"
+    assert outcome.reason.startswith("no two ranks recorded the same part of a tensor")
 
 
 def test_what_is_computed_on_each_rank_may_round_otherwise(tmp_path):

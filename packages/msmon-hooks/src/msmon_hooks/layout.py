@@ -7,6 +7,9 @@ from typing import Any
 
 from attrs import field, frozen
 
+_MOST = 1 << 20
+"""Ranks of a job. A damaged file may name the billionth."""
+
 Groups = Mapping[str, Sequence[int]]
 """Dimension of parallelism (`data`, `tensor`, `expert_data`, `embedding`) to the global ranks of this rank's group."""
 
@@ -74,7 +77,7 @@ def ranks_of_text(text: str) -> list[int]:
     if ":" not in text:
         return [int(rank) for rank in text.split(",")]
     ends = [int(part) for part in text.split(":")]
-    if len(ends) > 3:
+    if len(ends) > 3 or len(range(*ends)) > _MOST:
         raise ValueError(f"{text!r} does not say ranks")
     return list(range(*ends))
 

@@ -61,8 +61,8 @@ class Expectations:
                 self.tensors.setdefault(TensorKey(rank.pp_stage, *place), {})[at] = shared
         self.known = any(one.layout is not None for ranks in self.tensors.values() for one in ranks.values())
         """Whether any rank said anything."""
-        self.world_size = max((int(rank.info.get("world_size") or 1) for rank in run.ranks.values()), default=1)
-        self.grad_acc_steps = max((int(rank.info.get("grad_acc_steps") or 1) for rank in run.ranks.values()), default=1)
+        announced = (rank.info.get("grad_acc_steps") for rank in run.ranks.values())
+        self.grad_acc_steps = max((steps for steps in announced if type(steps) is int and steps > 0), default=1)
         self.data_groups = self._data_groups()
         """Groups of positions of ranks that get different data, each with its own."""
         self.tensor_groups = self._groups("tensor")
@@ -92,7 +92,7 @@ class Expectations:
             for at, one in shared.items():
                 word = one.layout.get("tied") if one.layout else None
                 if word and one.layout is not None:
-                    ranks = _group(one.layout, "equal_over", str(word))
+                    ranks = ranks_of(_text_of(one.layout, str(word)))
                     by_word.setdefault(str(word), []).append((at, tensor, {self._position.get(r, -1) for r in ranks}))
         for entries in by_word.values():
             for number, (at, tensor, group) in enumerate(entries):
@@ -105,16 +105,16 @@ class Expectations:
         """Over which ranks its gradient is summed; None where a rank that holds it did not know."""
         shared = self.tensors.get(tensor, {})
         layouts = {at: one.layout for at, one in shared.items()}
-        if not layouts or any(layout is None or "summed_over" not in layout for layout in layouts.values()):
+        if not layouts or any(not isinstance((one or {}).get("summed_over"), Mapping) for one in layouts.values()):
             return None
         known = {at: layout for at, layout in layouts.items() if layout is not None}
         return Sum(
             members=self._labels(shared, "summed_over"),
             divided_by={at: _number(layout.get("divided_by")) for at, layout in known.items()},
             dtype=next((str(layout["dtype"]) for layout in known.values() if layout.get("dtype")), ""),
-            numel={at: int(known[at].get("numel") or shared[at].entry.numel) for at in known},
+            numel={at: elements(shared[at]) for at in known},
             groups={
-                at: {name: ranks_of(text) for name, text in layout["summed_over"].items()}
+                at: {str(name): ranks_of(str(text)) for name, text in layout["summed_over"].items()}
                 for at, layout in known.items()
             },
         )
@@ -172,14 +172,20 @@ class Expectations:
             text
             for shared in self.tensors.values()
             for one in shared.values()
-            for name, text in (one.layout or {}).get("equal_over", {}).items()
-            if name in names
+            for name in names
+            if (text := _text_of(one.layout, name))
         }
         groups = (tuple(self._position[r] for r in ranks_of(text) if r in self._position) for text in sorted(texts))
         return [group for group in groups if len(group) > 1]
 
     def _data_groups(self) -> list[tuple[int, ...]]:
         return self._groups("data", "replicas")
+
+
+def elements(one: Shared) -> int:
+    """Elements of a gradient before the reduction on one rank."""
+    numel = (one.layout or {}).get("numel")
+    return numel if type(numel) is int else one.entry.numel
 
 
 @lru_cache(4096)
@@ -191,9 +197,10 @@ def ranks_of(text: str) -> tuple[int, ...]:
         return ()
 
 
-def _group(layout: Mapping[str, Any], key: str, name: str) -> tuple[int, ...]:
-    groups = layout.get(key)
-    return ranks_of(str(groups.get(name, ""))) if isinstance(groups, Mapping) else ()
+def _text_of(layout: Mapping[str, Any] | None, name: str) -> str:
+    """The ranks of a group that hold the same, or ""."""
+    groups = (layout or {}).get("equal_over")
+    return str(groups.get(name, "")) if isinstance(groups, Mapping) else ""
 
 
 def _text(groups: Any, without: frozenset[str]) -> tuple[str, ...] | None:

@@ -16,7 +16,7 @@ SECONDS = 2.0
 
 
 def follow(
-    path: str | Path, *, wait: Callable[[float], object] = time.sleep
+    path: str | Path, *, wait: Callable[[float], object] | None = None
 ) -> Iterator[tuple[Report, list[Violation]]]:
     """Check a run again and again, until it is closed.
 
@@ -25,7 +25,7 @@ def follow(
 
     Args:
         path: as for `verify`; of several launches that which is the newest at first.
-        wait: called with seconds, between two looks.
+        wait: called with seconds, between two looks; None: `time.sleep`.
 
     Yields:
         After each look that saw new steps, and once at the end: what was found so far, and what is new in it.
@@ -55,7 +55,7 @@ def follow(
                 yield report, new
         if closed:
             return
-        wait(SECONDS)
+        (wait or time.sleep)(SECONDS)
 
 
 def _open(path: str | Path) -> Run | None:

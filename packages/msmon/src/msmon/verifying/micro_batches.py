@@ -16,7 +16,7 @@ from msmon.reading.index import Ints, TensorKey
 from msmon.reading.run import Run
 from msmon.reading.statistics import Floats
 from msmon.reading.text_columns import SHAPE
-from msmon.verifying.expectations import Expectations
+from msmon.verifying.expectations import Expectations, elements
 from msmon.verifying.gradient_sums import BEFORE, SAFETY, last_micro_step, precision_of
 from msmon.verifying.report import Outcome, Violation
 from msmon.verifying.windows import Observed, Window, rows_by_tensor
@@ -100,7 +100,7 @@ class MicroBatches:
         shared = self._expected.tensors.get(tensor, {}).get(at)
         if shared is None:
             return
-        numel = int((shared.layout or {}).get("numel") or shared.entry.numel)
+        numel = elements(shared)
         found = last_micro_step(gradients, at, "mean", [rows])[:, 0] * numel
         length = last_micro_step(gradients, at, "norm", [rows])[:, 0]
         sums: dict[int, Floats] = {}

@@ -18,7 +18,8 @@ from msmon.verifying.windows import Observed, Window, micro_step_of, row_keys
 
 NAME = "replicas"
 TITLE = "Ranks that hold the same tensor hold the same values"
-DATA_TYPES = ("param_origin", "grad_reduced", "exp_avg", "exp_avg_sq", "state", "param_updated")
+DATA_TYPES = ("param_origin", "grad_reduced", "exp_avg", "exp_avg_sq", "param_updated")
+"""Not `state`: optimizers that share out their work keep there what only one rank needs."""
 
 #: Of ranks that compute the same values each for itself, how far norms may lie apart: kernels need not add up in the
 #: same order twice.
@@ -224,7 +225,10 @@ class Replicas:
                 "given no dp_group"
             )
         if self._classes:
-            return "no two ranks recorded the same part of a tensor"
+            return (
+                "no two ranks recorded the same part of a tensor (with dp_group or tp_group the first rank of a group "
+                "alone writes what all of it hold)"
+            )
         return "neither weights, moments nor reduced gradients were recorded (param_distribution, mv_distribution)"
 
     def _violations(self) -> Iterator[Violation]:

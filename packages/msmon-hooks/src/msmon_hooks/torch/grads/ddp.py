@@ -51,7 +51,7 @@ class DDPGradients(GradientSource):
             ignored = getattr(wrapper, "parameters_to_ignore", ())
             names = {id(one): name for name, one in wrapper.module.named_parameters()}
             name = names.get(id(weight.parameter))
-            if name is not None and name not in ignored:
+            if name is not None and name not in ignored and not _drifts(wrapper):
                 ranks = {"data": group_ranks(wrapper.process_group)}
                 shared = Layout(equal_over=ranks)
                 dtype = _mean_dtype(wrapper)
@@ -71,11 +71,20 @@ _MEANS = {
 
 def _mean_dtype(wrapper: Any) -> str | None:
     """In which dtype the wrapper takes the mean, "" for that of the gradients; None where it may do something else."""
-    hooks = [getattr(hook, "__name__", "") for hook, _ in getattr(wrapper, "_comm_hooks", ())]
+    hooks = _hook_names(wrapper)
     if any(hook not in _MEANS for hook in hooks):
         return None
     reduced_in = getattr(getattr(wrapper, "mixed_precision", None), "reduce_dtype", None)
     return next((_MEANS[hook] for hook in hooks), str(reduced_in or ""))
+
+
+def _hook_names(wrapper: Any) -> list[str]:
+    return [getattr(hook, "__name__", "") for hook, _ in getattr(wrapper, "_comm_hooks", ())]
+
+
+def _drifts(wrapper: Any) -> bool:
+    """Whether ranks are meant to go different ways for a while."""
+    return any("localSGD" in name for name in _hook_names(wrapper))
 
 
 def _is_ddp(module: nn.Module) -> bool:
