@@ -60,6 +60,8 @@ def test_trainings_of_many_kinds(tmp_path: Path) -> None:
             assert rows(folder, data_type) == expected, (folder.name, data_type)
         (coverage,) = folder.glob("*-rank0-*/coverage.json")
         assert json.loads(coverage.read_text())["missing"] == []
+        (info,) = folder.glob("*-rank0-*/run.json")
+        assert json.loads(info.read_text())["grad_acc_steps"] == (3 if folder is folders[1] else 1)
     # The sum of the three micro-steps, and not a part of it.
     assert gradients(folders[1], "grad_unreduced") == gradients(folders[1], "grad_reduced")
 

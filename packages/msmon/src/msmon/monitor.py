@@ -360,7 +360,7 @@ class BaseTrainerMon(DeprecatedCalls, ABC):
             pipeline=self._group_ranks(self._process_group),
             data=self._group_ranks(self._dp_group),
             tensor=self._group_ranks(self._tp_group),
-            micro_steps=self._clock.grad_acc_steps or 1,
+            micro_steps=self._clock.grad_acc_steps,
             chunks=self._chunks,
         )
         buffer = self._make_buffer(fingerprint="fingerprint" in config.ops)

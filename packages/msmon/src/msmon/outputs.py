@@ -32,7 +32,7 @@ class TrainingProcess:
     """Ranks of the pipeline-parallel group of this process, in its order; the next two likewise."""
     data: Sequence[int]
     tensor: Sequence[int]
-    micro_steps: int = 1
+    micro_steps: int | None = 1
     """Of a step."""
     chunks: int = 1
     """Of the model, in a virtual pipeline."""
@@ -115,7 +115,7 @@ def make_writers(
             ops=second_form.ops(),
             ndigits=config.ndigits,
             step_count_per_record=config.step_count_per_record,
-            micro_steps=process.micro_steps,
+            micro_steps=process.micro_steps or 1,
             chunks=process.chunks,
         )
 

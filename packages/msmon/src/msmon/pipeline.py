@@ -52,6 +52,7 @@ class Pipeline:
         self.info_part = self._part("run.json")
         self.run_dir = run_dir
         self.run_info = run_info
+        self._counts_micro_steps = run_info["grad_acc_steps"] is None
         """The content of `run.json`; written again when the first step has shown the activations."""
         self._reader = RowReader(config.ops)
         self._layout: Layout | None = None
@@ -121,6 +122,8 @@ class Pipeline:
             part.run(writer.flush)
         if self._partials is not None:
             self._partials_part.run(self._partials.write, event.step, rows.layout.statistics.refs, rows.partials)
+        if self._counts_micro_steps:
+            self.run_info["grad_acc_steps"] = max(self.run_info["grad_acc_steps"] or 1, event.last_micro_step + 1)
         self._latest = {table.data_type: table for table in made}
         self._steps += 1
         if time.monotonic() - self._coverage_written > SECONDS_BETWEEN_COVERAGE:

@@ -10,14 +10,17 @@ from typing import Any
 from msmon.config import Config
 
 
-def run_info(config: Config, *, framework: str, rank: int, world_size: int, grad_acc_steps: int = 1) -> dict[str, Any]:
+def run_info(
+    config: Config, *, framework: str, rank: int, world_size: int, grad_acc_steps: int | None = 1
+) -> dict[str, Any]:
     """Versions, configuration and place of a run; the engine and the tensors are added when the hooks are set.
 
     Args:
         config: the configuration in force.
         framework: import name of the framework.
         rank, world_size: of this process.
-        grad_acc_steps: micro-steps of a step, as the script has announced them.
+        grad_acc_steps: micro-steps of a step, as the script has announced them. None: the most that a step has had;
+            it is written when that is known.
     """
     return {
         "schema": 1,
