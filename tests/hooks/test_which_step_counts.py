@@ -536,3 +536,25 @@ def test_nothing_is_left_behind():
     with Monitored(model, torch.optim.SGD(model.parameters(), lr=0.1), **EVERYTHING):
         assert len(_global_optimizer_pre_hooks) == before[0] + 1
     assert (len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)) == before
+
+
+def test_a_forward_that_is_cut_off_is_no_micro_step() -> None:
+    """The generator's, where the critic is trained: its output is detached, and no backward comes to it."""
+    torch.manual_seed(0)
+    generator, critic = mlp(), nn.Linear(2, 1)
+    first, second = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
+    with Monitored(generator, first, **EVERYTHING) as seen:
+        for _ in range(3):
+            second.zero_grad()
+            critic(generator(torch.randn(5, 4)).detach()).mean().backward()
+            second.step()
+            first.zero_grad()
+            critic(generator(torch.randn(5, 4))).mean().backward()
+            first.step()
+    assert seen.missing() == {}
+    # The numbers that rows have in flight begin with the one that counts.
+    assert [(one.step, one.last_micro_step, one.first_micro_step) for one in seen.recorder.events] == [
+        (0, 0, 1),
+        (1, 0, 1),
+        (2, 0, 1),
+    ]

@@ -153,7 +153,7 @@ class Clock:
     def drop_before(self, micro_step: int) -> None:
         """The gradients of all micro-steps before this one are gone, and no update will use them. They keep their
         numbers until the step ends; then this one is the first."""
-        self._first = micro_step
+        self._first = max(self._first, micro_step)
 
     def restart(self) -> None:
         """No micro-step of the step in flight was one of the training."""

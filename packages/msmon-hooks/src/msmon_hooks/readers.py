@@ -322,6 +322,9 @@ class Readers:
         if self._inside is not None:
             self._inside.guard.always(self._inside.step_ends)
         deliveries = self._deliveries() if self._delivers else []
+        if self.forwards.earliest:
+            recording.clock.drop_before(self.forwards.earliest)
+        self.forwards.earliest = None
         if skipped:
             recording.coverage.skipped_step(recording.clock.step)
         event = recording.clock.step_ends(skipped=skipped, skip_handle=-1 if skip_handle is None else skip_handle)

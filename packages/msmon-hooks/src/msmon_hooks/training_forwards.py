@@ -49,6 +49,9 @@ class TrainingForwards:
         """Whether it is trained in evaluation mode; None: it was never in training mode."""
         self._reached: dict[tuple[int, int], int] = {}
         """Stage and micro-step of the forwards whose backward has begun, and the number of that backward."""
+        self.earliest: int | None = None
+        """The first micro-step of this step that a backward has reached. Those before did not train: their output was
+        cut off (`detach`). None: no backward has, or there are chunks of a virtual pipeline, which begin together."""
         self._step = self.clock.step
 
     def attach(self, call_hooks: CallHooks) -> None:
@@ -136,6 +139,8 @@ class TrainingForwards:
             self._in_eval[stage] = True
         number = self._framework.backward_number()
         self.clock.backward_reaches(micro_step)
+        if len(self._roots) == 1:
+            self.earliest = micro_step if self.earliest is None else min(self.earliest, micro_step)
         if self._framework.is_recording():
             # Of this backward there is a graph, from which another one will come: a penalty on gradients.
             return
@@ -181,6 +186,7 @@ class TrainingForwards:
     def _restart(self) -> None:
         """What was seen in this step is no training."""
         if len(self._roots) == 1:
+            self.earliest = None
             self.clock.restart()
             self._observer.discard()
             for call in self.restarted:
