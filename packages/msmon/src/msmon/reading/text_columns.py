@@ -45,10 +45,9 @@ def _fingerprints(texts: pa.Array) -> tuple[Floats, npt.NDArray[np.bool_]]:
     if whole.any():
         chosen = texts if whole.all() else texts.filter(pa.array(whole))
         # An array may be a part of another one.
-        begin = chosen.offset * _DIGITS
-        digits = np.frombuffer(chosen.buffers()[2], np.uint8, _DIGITS * len(chosen), begin).reshape(
-            len(chosen), _DIGITS
-        )
+        _, places, text = chosen.buffers()
+        begin = int(np.frombuffer(places, np.int32, 1, 4 * chosen.offset)[0])
+        digits = np.frombuffer(text, np.uint8, _DIGITS * len(chosen), begin).reshape(-1, _DIGITS)
         nibbles = (digits & 15) + 9 * (digits >> 6)
         values[whole] = ((nibbles[:, ::2] << 4) | nibbles[:, 1::2]).view(">u8")[:, 0]
     return values.view(np.float64), whole
