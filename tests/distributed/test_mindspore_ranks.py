@@ -116,3 +116,18 @@ def test_collectives_show_what_is_sent_and_what_arrives(folder):
     log = (folder / "logs" / "worker_0.log").read_text(errors="replace")
     assert "collectives of step 0: 2 different calls" in log
     assert "AllReduce x1, Float32, group mccl_world_group" in log
+
+
+def test_who_shares_a_parameter(folder):
+    """What the script has given, and the groups that collectives are called for: `msmon verify` goes by it."""
+    for rank in (0, 1):
+        grouped, monitored, collectives = (
+            json.loads(next(folder.glob(f"{name}/*-rank{rank}-*/run.json")).read_text())
+            for name in ("grouped", "monitored", "collectives")
+        )
+        data = {"data": "0:2"}
+        assert [one["layout"] for one in grouped["tensors"]] == [{"equal_over": data, "summed_over": data}] * 4
+        assert not any("layout" in one for one in monitored["tensors"])
+        # An operator keeps its reduction to itself.
+        calls = {"AllReduce": [{"ranks": "0:2", "reduction": ""}], "all_reduce": [{"ranks": "0:2", "reduction": "sum"}]}
+        assert collectives["collectives"] == calls

@@ -29,35 +29,33 @@ def numbers_of(column: Any, stat: str) -> tuple[Floats, npt.NDArray[np.bool_] | 
     if stat not in (FINGERPRINT, SHAPE):
         return column.to_numpy(), ~column.is_null().to_numpy() if column.null_count else True
     column = column.combine_chunks()
+    convert = _fingerprints if stat == FINGERPRINT else _elements
+    if stat == FINGERPRINT and not pa.types.is_dictionary(column.type):
+        # Hardly two of them are the same.
+        return convert(column.fill_null(""))
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    texts = encoded.dictionary.cast(pa.string())
-    values = (_fingerprints if stat == FINGERPRINT else _elements)(texts)
-    codes = encoded.indices.fill_null(len(texts)).to_numpy().astype(np.int64)
-    found = np.append(values, np.nan)[codes]
-    known = np.append(_known(texts, values, stat), False)[codes]
-    return found, known
+    values, known = convert(encoded.dictionary.cast(pa.string()))
+    codes = encoded.indices.fill_null(len(values)).to_numpy().astype(np.int64)
+    return np.append(values, np.nan)[codes], np.append(known, False)[codes]
 
 
-def _known(texts: pa.Array, values: Floats, stat: str) -> npt.NDArray[np.bool_]:
-    if stat == FINGERPRINT:
-        return np.asarray(pc.equal(pc.binary_length(texts), _DIGITS).to_numpy(zero_copy_only=False))
-    return ~np.isnan(values)
-
-
-def _fingerprints(texts: pa.Array) -> Floats:
-    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+def _fingerprints(texts: pa.Array) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    whole = np.asarray(pc.equal(pc.binary_length(texts), _DIGITS).to_numpy(zero_copy_only=False))
     values = np.zeros(len(texts), np.uint64)
-    whole = np.flatnonzero(lengths == _DIGITS)
-    if len(whole):
-        chosen = texts.take(pa.array(whole))
-        digits = np.frombuffer(chosen.buffers()[2], np.uint8, _DIGITS * len(whole)).reshape(len(whole), _DIGITS)
+    if whole.any():
+        chosen = texts if whole.all() else texts.filter(pa.array(whole))
+        # An array may be a part of another one.
+        _, places, text = chosen.buffers()
+        begin = int(np.frombuffer(places, np.int32, 1, 4 * chosen.offset)[0])
+        digits = np.frombuffer(text, np.uint8, _DIGITS * len(chosen), begin).reshape(-1, _DIGITS)
         nibbles = (digits & 15) + 9 * (digits >> 6)
-        values[whole] = ((nibbles[:, ::2] << 4) | nibbles[:, 1::2]).copy().view(">u8")[:, 0]
-    return values.view(np.float64)
+        values[whole] = ((nibbles[:, ::2] << 4) | nibbles[:, 1::2]).view(">u8")[:, 0]
+    return values.view(np.float64), whole
 
 
-def _elements(texts: pa.Array) -> Floats:
-    return np.array([_numel(text) for text in texts.to_pylist()], np.float64)
+def _elements(texts: pa.Array) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    values = np.array([_numel(text) for text in texts.to_pylist()], np.float64)
+    return values, ~np.isnan(values)
 
 
 def _numel(text: str) -> float:
