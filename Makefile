@@ -50,7 +50,7 @@ test-mindspore: .venv-mindspore/.ready
 test-trainers: .venv-trainers/.ready
 	.venv-trainers/bin/python -m pytest tests/trainers $(ARGS)
 
-# Inside of compiled graphs: the whole table of models, dtypes and ways. Compiles for an hour.
+# Inside of compiled graphs: the whole table of models, dtypes and ways. Prints each line as it is there; compiles for half an hour or more.
 test-compiled: .venv/.ready
 	MSMON_WHOLE_TABLE=1 $(BIN)/python -m pytest tests/compiled tests/distributed/test_compiled_blocks.py -s --timeout 1800 $(ARGS)
 

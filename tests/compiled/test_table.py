@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from tests.compiled.models import HUGGING_FACE
-from tests.compiled.training import Trained, train, wrong
+from tests.compiled.training import Trained, make, train, wrong
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
 WHOLE = bool(os.environ.get("MSMON_WHOLE_TABLE"))
 KINDS = ["mlp", "gpt", "llama", "encoder", "vit", "resnet", "lstm", "gpt2", "qwen", "mixtral"]
 PLAIN = [(kind, dtype, "plain") for kind in KINDS for dtype in ("fp32", "bf16", "autocast")]
+# In eager mode torch has no `nn.LSTM` under autocast on a CPU.
+PLAIN.remove(("lstm", "autocast", "plain"))
 WAYS = [
     *((kind, dtype, "blocks") for kind in ("gpt", "llama", "vit") for dtype in ("fp32", "bf16")),
     *(("gpt", dtype, way) for way in ("checkpointed", "dropout", "dynamic") for dtype in ("fp32", "bf16", "autocast")),
@@ -51,7 +53,8 @@ def references(kind: str, dtype: str, way: str) -> tuple[Trained, Trained]:
     key = (kind, dtype, way)
     if key not in _seen:
         _seen.clear()
-        of_eager = train(kind, dtype, "checkpointed" if way == "checkpointed" else "eager", inside="", backend="eager")
+        model = make(kind, dtype, checkpointed=True) if way == "checkpointed" else None
+        of_eager = train(kind, dtype, "eager", inside="", model=model)
         _seen[key] = train(kind, dtype, way, fullgraph=kind != "mixtral"), of_eager
     return _seen[key]
 
@@ -61,6 +64,7 @@ def test_training_is_the_same_and_rows_are_right(kind, dtype, way, inside, table
     base, eager = references(kind, dtype, way)
     seen = train(kind, dtype, way, inside=inside, fullgraph=kind != "mixtral")
     expected = {key for key in eager.rows if key[2] == 0}
+    assert expected
     found = expected & seen.rows.keys()
     others = wrong(seen, eager, dtype) if way != "dropout" else []
     how = seen.how

@@ -111,6 +111,7 @@ def see_graphs(
     Returns:
         What ends that.
     """
+    from torch._dynamo.exc import RestartAnalysis
     from torch._dynamo.output_graph import OutputGraph
 
     original = OutputGraph.call_user_compiler
@@ -123,7 +124,8 @@ def see_graphs(
         try:
             return original(self, gm, *args, **kwargs)
         except Exception as error:
-            if not marked:
+            # The tracer begins again where a number turns out to be a constant.
+            if not marked or isinstance(error, RestartAnalysis):
                 raise
             failed(gm, error)
         return original(self, gm, *args, **kwargs)

@@ -101,8 +101,8 @@ def uses(scheduler: Scheduler, name: str) -> list[tuple[str | None, bool]]:
 
 def writes(node: BaseSchedulerNode) -> list[tuple[str, set[fx.Node]]]:
     """Which buffers a node writes to that others have made, and the traced nodes whose value they have then."""
-    outputs: list[Any] = [buffer for one in node.get_nodes() for buffer in one.get_outputs()]
-    return [(name, set(buffer.node.get_origins())) for buffer in outputs for name in buffer.get_mutations()]
+    outputs = [buffer for one in node.get_nodes() for buffer in one.get_outputs()]
+    return [(name, set(buffer.node.origins)) for buffer in outputs for name in buffer.get_mutations()]
 
 
 def compute_again(value: Any, chain: Sequence[str], origin: fx.Node) -> tuple[Any, list[Any]]:

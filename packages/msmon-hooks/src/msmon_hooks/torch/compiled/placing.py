@@ -82,10 +82,13 @@ class _Placer:
             for name in node.get_buffer_names()
         }
         self.position = {one.get_name(): at for at, node in enumerate(scheduler.nodes) for one in node.get_nodes()}
-        self.writes: dict[str, list[tuple[int, set[fx.Node]]]] = {}
+        self.traced = {node: index for index, node in enumerate(graph.graph.nodes)}
+        self.writes: dict[str, list[tuple[int, int]]] = {}
+        """By buffer: behind which node of the scheduler, and which traced one, it has been written to."""
         for at, node in enumerate(scheduler.nodes):
             for name, origins in lowered.writes(node):
-                self.writes.setdefault(name, []).append((at, origins))
+                made = max((self.traced.get(origin, -1) for origin in origins), default=-1)
+                self.writes.setdefault(name, []).append((at, made))
 
     def run(self, values: Mapping[fx.Node, Any], document: dict[str, Any]) -> None:
         refused = self._refused()
@@ -135,26 +138,38 @@ class _Placer:
 
         Args:
             name: of the buffer.
-            node: whose value it is. A buffer that is written to later has several; None: one that is written to is
-                not wanted.
+            node: for whose value. A buffer that is written to later has several; None: one that is written to is not
+                wanted.
         """
+        written = self._is_written(name, node)
+        if written is None:
+            return OVERWRITTEN
+        if written:
+            return self._end_of_loops(self.writes[name][-1][0])
         at = self.order.get(name)
         if at is None:
             return -1 if name in self.graph.graph_inputs or name in self.graph.constants else IN_REGISTERS
-        writes = self.writes.get(name, [])
-        made = [index for index, (_, origins) in enumerate(writes) if node in origins]
-        if made:
-            return self._end_of_loops(writes[-1][0]) if made[-1] == len(writes) - 1 else OVERWRITTEN
-        if writes and node is None:
-            return OVERWRITTEN
         if self.scheduler.can_buffer_be_removed_through_fusion(name, self.inside[name]):
             return IN_REGISTERS
         at = self._end_of_loops(at)
-        return at if self._lasts(name, at) else OVERWRITTEN
+        return at if self._lasts(name, at, node) else OVERWRITTEN
 
-    def _lasts(self, name: str, at: int) -> bool:
+    def _is_written(self, name: str, node: fx.Node | None) -> bool | None:
+        """Whether a value is made of a buffer as it is when all is written to it, or as it was before (so are inputs of
+        the graph: what comes out of it is written to them at its end); None: neither, or unknown."""
+        writes = self.writes.get(name, [])
+        if not writes or (node is None and name in self.graph.graph_inputs):
+            return False
+        if node is None:
+            return None
+        before = {made <= self.traced[node] for _, made in writes}
+        return before.pop() if len(before) == 1 else None
+
+    def _lasts(self, name: str, at: int, node: fx.Node | None) -> bool:
         """Whether a buffer is still there behind a node, and a read there leaves all kernels as they are: where nobody
         needs a buffer any more, its last user may write its result over it."""
+        if self._is_written(name, node):
+            return self.writes[name][-1][0] <= at
         if any(position <= at for position, _ in self.writes.get(name, [])):
             return False
         last, in_place = -1, False
@@ -175,34 +190,37 @@ class _Placer:
         return at
 
     def _again(self, node: fx.Node, value: Any, leaves: list[int]) -> tuple[_Read, int] | str:
-        found = self._chain(lowered.own_names(value))
+        found = self._chain(lowered.own_names(value), node)
         if isinstance(found, str):
             return found
         chain, sources = found
-        at = max(sources.values(), default=-1)
-        if not all(self._lasts(name, at) for name in sources):
+        at = max((place for place, _ in sources.values()), default=-1)
+        if not all(self._lasts(name, at, reader) for name, (_, reader) in sources.items()):
             return OVERWRITTEN
         return _Read(value, lowered.storage_of(value), node, leaves, RECOMPUTED, chain), at
 
-    def _chain(self, names: set[str]) -> tuple[list[str], dict[str, int]] | str:
-        """What has to be computed again for a value that is made of these buffers, in order, and what that is made of
-        that is in memory, with its places."""
+    def _chain(self, names: set[str], node: fx.Node) -> tuple[list[str], dict[str, tuple[int, fx.Node | None]]] | str:
+        """What has to be computed again for the value of a node that is made of these buffers, in order, and what that
+        is made of that is in memory, with its places."""
         chain: list[str] = []
-        sources: dict[str, int] = {}
-        waiting = sorted(names)
+        sources: dict[str, tuple[int, fx.Node | None]] = {}
+        waiting: list[tuple[str, fx.Node | None]] = [(name, node) for name in sorted(names)]
         while waiting:
-            name = waiting.pop()
+            name, reader = waiting.pop()
+            if name in sources and name in self.writes and sources[name][1] is not reader:
+                # One of them may want it as it was before.
+                return OVERWRITTEN
             if name in chain or name in sources:
                 continue
-            at = self._place_of(name)
+            at = self._place_of(name, reader)
             if isinstance(at, int):
-                sources[name] = at
+                sources[name] = at, reader
                 continue
             reads = None if name in self.writes else lowered.reads_of_buffer(self.graph, name)
             if reads is None or len(chain) >= _LONGEST:
                 return at
             chain.append(name)
-            waiting += sorted(reads)
+            waiting += [(read, None) for read in sorted(reads)]
         # By number: a buffer is made of earlier ones.
         return sorted(chain, key=lambda name: list(self.graph.name_to_buffer).index(name)), sources
 

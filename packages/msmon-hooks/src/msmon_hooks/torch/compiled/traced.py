@@ -13,7 +13,7 @@ from attrs import Factory, define, evolve, field
 from torch import fx
 
 from msmon_hooks.names import is_closed
-from msmon_hooks.torch.compiled.leaves import Leaf
+from msmon_hooks.torch.compiled.leaves import FORWARD, GRADIENT, Leaf
 from msmon_hooks.torch.compiled.operator import MARK, NOTE
 
 
@@ -35,32 +35,51 @@ def place_marks(graph_module: fx.GraphModule, entry: str | None) -> Traced:
     ends: dict[int, int] = {}
     placed: list[tuple[fx.Node, Leaf]] = []
     notes: list[fx.Node] = []
+    called: dict[str, list[_Call | None]] = {}
+    hooks: dict[str, list[tuple[fx.Node, fx.Node, _Call | None]]] = {}
     for node, carrier in list(_marks(graph_module)):
         text = str(node.args[-1])
-        if node.target is NOTE:
-            what, _, name = text.partition(" ")
-            if what == "wrapped":
-                result.wrapped.append(Leaf.parse("f" + name))
-            elif what == "object" and _may_hold_tensors(name):
-                result.objects.append(name.replace(":", "."))
-            elif what == "enter":
-                calls.append(_Call(name, begun, node))
-                begun += 1
-            elif what == "leave":
-                index = next((i for i in range(len(calls) - 1, -1, -1) if calls[i].module == name), None)
-                if index is not None:
-                    ends[calls[index].number] = ended
-                    del calls[index:]
-                ended += 1
-            notes.append(node)
+        if node.target is MARK:
+            kind, rest = text[:1], text[1:]
+            leaf = Leaf.parse(text)
+            call = next((call for call in reversed(calls) if call.module == leaf.module), None)
+            if kind == GRADIENT:
+                hooks.setdefault(rest, []).append((node, carrier, call))
+                continue
+            called.setdefault(rest, []).append(call)
+            if _move(node, leaf, call, order):
+                placed.append((node, evolve(leaf, call=begun if call is None else call.number)))
+            else:
+                # It was not there yet: the module has put it into a list that it was given.
+                node.graph.erase_node(node)
             continue
-        leaf = Leaf.parse(text)
-        call = next((call for call in reversed(calls) if call.module == leaf.module), None)
-        if leaf.side == "input" and call is not None and not _move(carrier, call, order):
-            # It was not there yet: the module has put it into a list that it was given.
-            node.graph.erase_node(node)
-            continue
-        placed.append((node, evolve(leaf, call=begun if call is None else call.number)))
+        what, _, name = text.partition(" ")
+        if what == "wrapped":
+            result.wrapped.append(Leaf.parse(FORWARD + name))
+        elif what == "object" and _may_hold_tensors(name):
+            result.objects.append(name.replace(":", "."))
+        elif what == "enter":
+            calls.append(_Call(name, begun, node))
+            begun += 1
+        elif what == "leave":
+            index = next((i for i in range(len(calls) - 1, -1, -1) if calls[i].module == name), None)
+            if index is not None:
+                ends[calls[index].number] = ended
+                del calls[index:]
+            ended += 1
+        notes.append(node)
+    # A hook on a tensor from outside of a checkpoint is set before it, so that its place does not say to which call it
+    # belongs; but where a gradient is marked, the tensor is, too.
+    for rest, marks in hooks.items():
+        leaf = Leaf.parse(GRADIENT + rest)
+        whose = called.get(rest, [])
+        if len(whose) != len(marks):
+            whose = [call for _, _, call in marks]
+        for (node, carrier, _), call in zip(marks, whose, strict=True):
+            if (len(marks) == 1 or carrier.graph is marks[0][1].graph) and _move(carrier, leaf, call, order):
+                placed.append((node, evolve(leaf, call=begun if call is None else call.number)))
+            else:
+                node.graph.erase_node(node)
     for node, leaf in placed:
         module = _from_entry(leaf.module, entry)
         if module is None:
@@ -94,8 +113,10 @@ class _Call:
     """Behind which the next mark of an input belongs."""
 
 
-def _move(carrier: fx.Node, call: _Call, order: Mapping[fx.Node, int]) -> bool:
+def _move(carrier: fx.Node, leaf: Leaf, call: _Call | None, order: Mapping[fx.Node, int]) -> bool:
     """Move the mark of an input to where the call begins; whether the input was there."""
+    if leaf.side == "output" or call is None or carrier.graph is not call.begins.graph:
+        return True
     tensor = carrier.args[0]
     while isinstance(tensor, fx.Node) and _is_hook(tensor):
         # The same tensor: a hook on its gradient may have been set inside of the call.
