@@ -121,6 +121,40 @@ signal.pause()
 """
 
 
+SWEEP = """
+import gc, threading, weakref, torch
+def train():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        schedule.step()
+    return weakref.ref(model), weakref.ref(optimizer), model
+kept = None
+references, threads = [], []
+for _ in range(6):
+    *one, model = train()
+    kept = kept or model
+    references += one
+    del model
+    gc.collect()
+    threads.append(threading.active_count())
+print(sum(reference() is not None for reference in references), threads[0] == threads[-1])
+"""
+
+
+def test_a_training_that_is_over_is_let_go(tmp_path: Path) -> None:
+    """Of six, the model that the program keeps is there, and the optimizer that its monitor reads; all rows are."""
+    done = run(*MSMON, "-o", "out", "--", sys.executable, "-c", SWEEP, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "2 True\n"), done.stderr
+    for folder in (tmp_path / "out", *(tmp_path / f"out/Linear_{number}" for number in range(1, 6))):
+        expected = Counter((step, name) for step in "01" for name in ("weight", "bias"))
+        assert rows(folder, "grad_reduced") == expected
+    assert done.stderr.count("look at it") == 6
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_signals_are_the_programs_own(tmp_path: Path, sent: signal.Signals) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MONITOR_OUTPUT_DIR": str(tmp_path)}

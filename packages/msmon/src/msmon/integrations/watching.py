@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from msmon.config import load_config, parse_config, watch_fields
-from msmon.pytorch import TrainerMon
+from msmon.monitor import BaseTrainerMon
 
 
 class Watching:
@@ -19,6 +20,9 @@ class Watching:
         watch: instead of both, a few words: see `msmon.config.watch_fields`.
         groups: `process_group`, `dp_group` and `tp_group`.
     """
+
+    _framework = "msmon.pytorch"
+    """Where the `TrainerMon` of the trainer's framework is."""
 
     def __init__(
         self,
@@ -40,7 +44,7 @@ class Watching:
             parse_config(config or {}, "config")
         else:
             load_config(config_file_path)
-        self.monitor: TrainerMon | None = None
+        self.monitor: BaseTrainerMon | None = None
         """The monitor of the training in progress, or of the last one."""
         self._config_file_path = config_file_path
         self._config = config
@@ -51,7 +55,7 @@ class Watching:
         self._close()
         groups = dict(self._groups)
         process_group = groups.pop("process_group", None)
-        self.monitor = TrainerMon(
+        self.monitor = import_module(self._framework).TrainerMon(
             self._config_file_path, process_group, params_have_main_grad=False, config=self._config
         )
         self.monitor.set_monitor(model, grad_acc_steps, optimizer, start_iteration=start_iteration, **groups)

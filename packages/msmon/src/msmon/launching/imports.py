@@ -44,16 +44,19 @@ class _Finder(MetaPathFinder):
         specs = (one.find_spec(fullname, path, target) for one in others if hasattr(one, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.waiting.pop(fullname))
+            spec.loader = _Loader(spec.loader, self.waiting)
         return spec
 
 
 class _Loader(Loader):
-    """The module's own loader, and the callbacks after it."""
+    """The module's own loader, and the callbacks after it.
 
-    def __init__(self, loader: Any, callbacks: Sequence[Callable[[ModuleType], None]]) -> None:
+    They wait until the module is loaded: programs also ask whether a module can be found, and import it later or never.
+    """
+
+    def __init__(self, loader: Any, waiting: dict[str, list[Callable[[ModuleType], None]]]) -> None:
         self._loader = loader
-        self._callbacks = callbacks
+        self._waiting = waiting
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -68,5 +71,5 @@ class _Loader(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        for callback in self._callbacks:
+        for callback in self._waiting.pop(module.__name__, ()):
             callback(module)

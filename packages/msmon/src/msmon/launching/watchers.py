@@ -1,9 +1,13 @@
-"""The monitors of a program that `msmon run` started: set where something trains, closed when the program ends."""
+"""The monitors of a program that `msmon run` started: set where something trains, closed when the program ends.
+
+What keeps a monitor is its hooks, so it goes with its model and optimizer when the program lets go of these.
+"""
 
 from __future__ import annotations
 
 import atexit
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -29,7 +33,8 @@ class Watchers:
 
     def __init__(self, module: str) -> None:
         self._module = module
-        self._own: list[Any] = []
+        self._own: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._number = 0
         self._said: set[str] = set()
 
     def guarded(self, function: Callable[..., None], *args: Any) -> None:
@@ -56,8 +61,8 @@ class Watchers:
         if self.others_watch():
             return
         folder = output_dir()
-        if among_others or self._own:
-            folder /= f"{type(_inner(found.models[0])).__name__}_{len(self._own)}"
+        if among_others or self._number:
+            folder /= f"{type(_inner(found.models[0])).__name__}_{self._number}"
         trainer_mon = import_module(self._module).TrainerMon
         monitor = trainer_mon(**configuration(), process_group=found.process_group, output_dir=folder)
         try:
@@ -74,14 +79,15 @@ class Watchers:
 
     def others_watch(self) -> bool:
         """Whether the script has a monitor of its own, or its trainer a callback that has one."""
-        return any(one.is_watching and all(one is not own for own in self._own) for one in alive_monitors())
+        return any(one.is_watching and one not in self._own for one in alive_monitors())
 
     def announce(self, monitor: Any, found: Found, when: str, folder: Path) -> None:
         """Say what is watched; and at the end of the program close it, and say where to look."""
-        if not self._own and monitor.rank == 0:
+        if not self._number and monitor.rank == 0:
             _let_messages_be_seen()
-        self._own.append(monitor)
-        atexit.register(_end, monitor, folder)
+        self._own.add(monitor)
+        self._number += 1
+        atexit.register(_end, weakref.ref(monitor), monitor.rank, folder)
         if monitor.rank == 0:
             models = " and ".join(type(_inner(one)).__name__ for one in found.models)
             by = f" by {found.engine}" if found.engine else ""
@@ -95,9 +101,11 @@ def _names(optimizers: Sequence[Any]) -> str:
     return " and ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
 
 
-def _end(monitor: Any, folder: Path) -> None:
-    monitor.close()
-    if monitor.rank == 0:
+def _end(reference: weakref.ref[Any], rank: int, folder: Path) -> None:
+    monitor = reference()
+    if monitor is not None:
+        monitor.close()
+    if rank == 0:
         say(f"look at it: msmon show {folder}, or msmon report {folder} --open")
 
 
