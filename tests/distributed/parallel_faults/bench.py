@@ -53,9 +53,9 @@ def run_case(run: Callable[..., list[Any]], case: Case, folder: Path, *, keep: b
         keep: whether they stay.
     """
     output = folder / f"{case.engine} {case.kind or 'healthy'} {case.seed}".replace(" ", "_")
-    answers = run(
-        "parallel_faults.training", "train", engine=case.engine, kind=case.kind, seed=case.seed, output=str(output)
-    )
+    arguments = {"engine": case.engine, "kind": case.kind, "seed": case.seed, "output": str(output)}
+    # The first training imports the engine, on a machine that may be busy.
+    answers = run("parallel_faults.training", "train", timeout=600, **arguments)
     truth = answers[0] and Truth(**answers[0])
     verdict = judge(case.engine, case.kind, case.seed, truth, verify(output))
     if not keep:
@@ -96,7 +96,8 @@ def main() -> int:
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` does: tell what is done
     begin, done = time.monotonic(), []
-    with tempfile.TemporaryDirectory() as temporary:
+    # Ranks that are interrupted may still write.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         try:
             for verdict in run_all(todo, options.keep or Path(temporary), keep=options.keep is not None):
                 done.append(verdict)

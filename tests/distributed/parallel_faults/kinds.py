@@ -18,6 +18,11 @@ TENSOR_PARALLEL = ("dtensor tp", "megatron tp", "megatron tp sp")
 MEGATRON = ("megatron tp", "megatron tp sp", "megatron pp", "megatron ep", "megatron tp dp")
 EVERY = (*DATA_PARALLEL, *TENSOR_PARALLEL, "megatron pp", "megatron ep")
 
+MANTISSA = 23
+"""Bits of it in single precision."""
+BELOW_A_SUM = 12
+"""Lower bits of one of some hundred elements are within the rounding of their sum."""
+
 KINDS: dict[str, type[Fault]] = {}
 
 
@@ -62,6 +67,10 @@ class Fault:
         """One tensor of one rank."""
         return Truth(step=self.place.step, tensors=(self.place.tensor,), ranks=(self.place.rank,))
 
+    def recorded(self) -> bool:
+        """Whether what is recorded can show it."""
+        return True
+
     def everywhere(self, *tensors: str) -> Truth:
         """All ranks."""
         return Truth(step=self.place.step, tensors=tensors, ranks=tuple(range(self.scene.world)))
@@ -95,9 +104,12 @@ def _flip(tensor: torch.Tensor, factor: float, *, bits: tuple[int, int]) -> None
     # Zeros have no mantissa to speak of.
     order = [*range(chosen, flat.numel()), *range(chosen)]
     at = next((one for one in order if flat[one] != 0), chosen)
-    bit = bits[0] + int(factor * 1000) % (bits[1] - bits[0])
-    flat[at : at + 1].view(torch.int32)[0] ^= 1 << bit
+    flat[at : at + 1].view(torch.int32)[0] ^= 1 << _bit(factor, bits)
     tensor.detach().copy_(whole)
+
+
+def _bit(factor: float, bits: tuple[int, int]) -> int:
+    return bits[0] + int(factor * 1000) % (bits[1] - bits[0])
 
 
 # Tensors of one rank change between two steps
@@ -110,7 +122,7 @@ class WeightBit(Fault):
         if self.here and self.number == self.place.step:
             value = self.scene.value(self.place.tensor)
             assert value is not None
-            _flip(value, self.place.factor, bits=(0, 23))
+            _flip(value, self.place.factor, bits=(0, MANTISSA))
 
 
 class MomentBit(Fault):
@@ -121,7 +133,11 @@ class MomentBit(Fault):
         if self.here and self.number == self.place.step:
             moment = self.scene.moment(self.place.tensor, self.key)
             assert moment is not None
-            _flip(moment, self.place.factor, bits=(0, 23))
+            _flip(moment, self.place.factor, bits=(0, MANTISSA))
+
+    def recorded(self) -> bool:
+        """Where nobody has the same part a sum is all there is, and it rounds."""
+        return self.scene.source.engine == "ddp" or _bit(self.place.factor, (0, MANTISSA)) >= BELOW_A_SUM
 
 
 class StaleCheckpoint(Fault):
@@ -177,6 +193,10 @@ class Buffer(Fault):
     def truth(self) -> Truth:
         return Truth(step=self.place.step, tensors=("scale",), ranks=(self.place.rank,))
 
+    def recorded(self) -> bool:
+        """Buffers are not."""
+        return False
+
 
 class ActivationBit(Fault):
     """The exponent of one element of a layer's output."""
@@ -187,6 +207,10 @@ class ActivationBit(Fault):
         super().__init__(scene, place)
         module = scene.module().get_submodule("fc2" if scene.source.engine != "megatron" else "decoder.layers.1.mlp")
         module.register_forward_hook(self.hook)
+
+    def recorded(self) -> bool:
+        """Activations of ranks with different data have nothing to be compared with."""
+        return self.scene.source.engine != "ddp"
 
     def hook(self, module: Any, args: Any, output: Any) -> None:
         if self.here and self.number == self.place.step:
@@ -205,6 +229,7 @@ class Reduction(Fault):
 
     needs_own = True
     all_tensors = False
+    """Whether it concerns those of all layers."""
 
     def made(self, owns: list[torch.Tensor], mean: torch.Tensor, rank: int) -> torch.Tensor | None:
         """The whole gradient that comes out on this rank instead, of all ranks' own; None: the right one."""
@@ -225,6 +250,10 @@ class Reduction(Fault):
 
     def truth(self) -> Truth:
         return Truth(step=self.place.step, tensors=self.place.layer, ranks=(self.place.rank,))
+
+    def recorded(self) -> bool:
+        """The sum of a gradient is 0 whatever happens where a normalisation follows the layer."""
+        return self.all_tensors or not self.place.tensor.startswith("fc1.")
 
 
 class Skipped(Reduction):
@@ -255,7 +284,8 @@ class _OnAll(Reduction):
         group = distributed.get_process_group_ranks(self.scene.data_group)
         if self.scene.data_rank(self.place.rank) < 0:
             group = [rank for rank in range(self.scene.world) if rank not in group]
-        return Truth(step=self.place.step, tensors=self.place.layer, ranks=tuple(group))
+        split = self.scene.source.engine not in ("ddp", "megatron")
+        return Truth(step=self.place.step, tensors=self.place.layer, ranks=tuple(group), any_rank=split)
 
 
 class Forgotten(_OnAll):
@@ -286,6 +316,7 @@ class DividedTwice(Reduction):
 
     name, engines = "all gradients are divided twice", DATA_PARALLEL[:-1]
     needs_own = False
+    all_tensors = True
 
     def at_update(self) -> None:
         for name in self.scene.weights if self.begun else ():
@@ -334,6 +365,10 @@ class MicroBatch(Fault):
     name, engines = "a micro-batch is lost", ("ddp", "ddp 4")
     settings: ClassVar[dict[str, Any]] = {"grad_acc_steps": 2, "clip": 0.0}
     sort = "bias"
+
+    def recorded(self) -> bool:
+        """As for reductions."""
+        return not self.place.tensor.startswith("fc1.")
 
     def between(self) -> None:
         if self.here and self.number == self.place.step:
@@ -414,6 +449,10 @@ class FrozenMoves(Fault):
 
     def truth(self) -> Truth:
         return self.everywhere("fc1.weight")
+
+    def recorded(self) -> bool:
+        """What the optimizer does not have has no rows."""
+        return False
 
 
 # Data

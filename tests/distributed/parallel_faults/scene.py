@@ -39,6 +39,10 @@ class Truth:
     tensors: tuple[str, ...]
     """Any of them is right; empty: all are concerned, so that any is right, or none."""
     ranks: tuple[int, ...]
+    any_rank: bool = False
+    """Whether some of these ranks are as right as all: each has a fault in its own part."""
+    recorded: bool = True
+    """Whether what was recorded can show it: `docs/verify.md` says what cannot."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -45,7 +45,10 @@ class Verdict:
     @property
     def right_rank(self) -> bool:
         """The very ranks."""
-        return self.truth is not None and self.ranks == self.truth.ranks
+        if self.truth is None:
+            return False
+        some = self.truth.any_rank and bool(self.ranks) and set(self.ranks) <= set(self.truth.ranks)
+        return some or self.ranks == self.truth.ranks
 
     @property
     def hit(self) -> bool:
@@ -62,7 +65,8 @@ class Verdict:
             return f"{name}: found"
         wrong = [what for what, right in self._rights() if not right]
         drawn = f"step {self.truth.step}, {', '.join(self.truth.tensors) or 'all'}, ranks {self.truth.ranks}"
-        return f"{name}: MISSED {', '.join(wrong)}: {drawn}; told {told}"
+        recorded = "" if self.truth.recorded else " (not recorded)"
+        return f"{name}: MISSED {', '.join(wrong)}{recorded}: {drawn}; told {told}"
 
     def _rights(self) -> list[tuple[str, bool]]:
         return [("step", self.right_step), ("tensor", self.right_tensor), ("rank", self.right_rank)]
@@ -97,6 +101,8 @@ def table(verdicts: Sequence[Verdict]) -> str:
             rows.append((kind, engine, *_counts([one for one in of_kind if one.engine == engine])))
     if faulty:
         rows.append(("all", "", *_counts(faulty)))
+        shown = [one for one in faulty if one.truth is not None and one.truth.recorded]
+        rows.append(("all that the recorded statistics can show", "", *_counts(shown)))
     lines = _aligned(rows) if faulty else []
     healthy = [one for one in verdicts if not one.kind]
     if healthy:

@@ -59,7 +59,7 @@ def train(*, engine: str, kind: str, seed: int, output: str) -> dict[str, Any] |
             fault.before_step()
             with fault.during():
                 trained.step(number)
-        truth = attrs.asdict(fault.truth()) if kind else None
+        truth = {**attrs.asdict(fault.truth()), "recorded": fault.recorded()} if kind else None
         monitor.close()
     distributed.barrier()
     scene.registrations.close()

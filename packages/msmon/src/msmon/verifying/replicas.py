@@ -200,8 +200,8 @@ class Replicas:
         """What was found.
 
         Args:
-            evidence: data type -> on which ranks a tensor was changed between two steps, or is not what it should be
-                after the reduction: of two replicas that differ, that one is wrong.
+            evidence: data type -> on which ranks a tensor was changed between two steps, did not move in an update, or
+                is not what it should be after the reduction: of two replicas that differ, that one is wrong.
         """
         self._evidence = evidence
         state = "not checked" if not self._equality.comparisons else "broken" if self._found else "holds"

@@ -123,6 +123,7 @@ class Verification:
                 self._replicas.outcome(
                     {
                         "param_origin": self._untouched.changes(),
+                        "param_updated": self._untouched.stopped(),
                         "grad_reduced": self._reductions.blamed(),
                         **self._moments.changes(),
                     }
