@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,14 @@ def _megatron(model: dict[str, Any] | None = None, **sizes: Any) -> Callable[...
         initial = {
             name: one + 0.01 * torch.randn(one.shape, generator=noise) for name, one in _INITIAL[repr(whole)].items()
         }
-        with mock.patch.object(torch_norm.WrappedTorchNorm, "__new__", _norm):
+        tied = "pipeline" in sizes
+        if tied:
+            initial["output_layer.weight"] = initial["embedding.word_embeddings.weight"]
+        stages = functools.partial(megatron_gpt.gpt, share_embeddings_and_output_weights=tied)
+        with (
+            mock.patch.object(torch_norm.WrappedTorchNorm, "__new__", _norm),
+            mock.patch.object(megatron_gpt, "gpt", stages),
+        ):
             trained = megatron_gpt.build(initial=initial, grad_acc_steps=grad_acc_steps, **sizes, **(model or {}))
         # With the group only the first rank would write what the others have, too.
         trained.groups.clear()

@@ -477,7 +477,9 @@ class StuckLoader(Fault):
         return min(step, self.place.step - 1), rank, micro_step
 
     def truth(self) -> Truth:
-        return self.everywhere()
+        """Of a pipeline the first stage has inputs."""
+        pipeline = self.scene.trained.process_group is not None
+        return Truth(step=self.place.step, tensors=(), ranks=(0,)) if pipeline else self.everywhere()
 
 
 class OtherInputs(Fault):

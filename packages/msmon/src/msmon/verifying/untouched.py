@@ -286,13 +286,13 @@ class Untouched:
         # Nobody holds the same: then one tensor at one step, of many, or most of a rank, and nothing of others.
         alone = all(self._at_step[change.step, at] == 1 for at in change.ranks)
         once = len(change.ranks) == 1 and self._times[tensor] == 1 and self._steps > _STANDING
-        return once and (alone or (len(holders) > 1 and self._loaded(change)))
+        return once and (alone or self._loaded(change))
 
     def _loaded(self, change: _Change) -> bool:
-        """Whether a rank's weights changed at a step, and those of no other."""
+        """Whether most weights of a rank changed at a step, and none of any other rank."""
         (at,) = change.ranks
-        others = any(self._at_step[change.step, one] for one in range(len(self._expected.ranks)) if one != at)
-        return not others and self._at_step[change.step, at] > self._held[at] / 2
+        others = [self._at_step[change.step, one] for one in range(len(self._expected.ranks)) if one != at]
+        return bool(others) and not any(others) and self._at_step[change.step, at] > self._held[at] / 2
 
     def _wrongly_changed(self) -> Iterator[Violation]:
         for tensor, change in self._changes.items():
