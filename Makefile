@@ -9,7 +9,7 @@ ARGS ?=
 # stopped meanwhile leaves a lock for which all others wait.
 SHM_OP = DS_ACCELERATOR=cpu timeout 900 $(BIN)/python -c "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as op; op().load()" > /dev/null
 
-.PHONY: venv demo test test-mindspore test-trainers test-compiled test-old-megatron test-triton-ascend test-oldest coverage fuzz soak faults check docs bench dist clean
+.PHONY: venv demo test test-mindspore test-trainers test-compiled test-old-megatron test-triton-ascend test-oldest coverage fuzz soak faults parallel-faults check docs bench dist clean
 
 venv: .venv/.ready .venv-mindspore/.ready
 
@@ -94,6 +94,10 @@ soak: .venv/.ready
 # The bench of injected faults: which fault the recommended alert rules find, at which step, layer and rank.
 faults: .venv/.ready
 	$(BIN)/python -m tests.alert.faults.bench $(ARGS)
+
+# The bench of faults of parallelism: which of them `msmon verify` finds, at which step, tensor and rank.
+parallel-faults: .venv/.ready
+	$(BIN)/python -m tests.distributed.parallel_faults.bench $(ARGS)
 
 bench: .venv/.ready .venv-mindspore/.ready
 	mkdir -p .benchmarks

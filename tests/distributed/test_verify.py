@@ -18,14 +18,14 @@ from msmon.verifying import Report, follow
 from .verified import AT, FAULTS, PRINTS, RANK, STEPS, TENSOR, train_single
 
 CHECKED = {
-    "healthy": {"replicas", "reductions", "untouched", "data", "clipping"},
-    "healthy fsdp2": {"reductions", "untouched", "data", "clipping"},
-    "healthy accumulation": {"replicas", "reductions", "micro-batches", "untouched", "data", "clipping"},
-    "healthy accumulation fsdp2": {"reductions", "micro-batches", "untouched", "data", "clipping"},
-    "healthy clipping": {"replicas", "reductions", "untouched", "data", "clipping"},
-    "healthy clipping fsdp2": {"reductions", "untouched", "data", "clipping"},
-    "healthy by hand": {"replicas", "reductions", "untouched", "data", "clipping", "collectives"},
-    "healthy frozen": {"replicas", "reductions", "untouched", "data", "clipping"},
+    "healthy": {"replicas", "reductions", "untouched", "moments", "data", "clipping"},
+    "healthy fsdp2": {"reductions", "untouched", "moments", "data", "clipping"},
+    "healthy accumulation": {"replicas", "reductions", "micro-batches", "untouched", "moments", "data", "clipping"},
+    "healthy accumulation fsdp2": {"reductions", "micro-batches", "untouched", "moments", "data", "clipping"},
+    "healthy clipping": {"replicas", "reductions", "untouched", "moments", "data", "clipping"},
+    "healthy clipping fsdp2": {"reductions", "untouched", "moments", "data", "clipping"},
+    "healthy by hand": {"replicas", "reductions", "untouched", "moments", "data", "clipping", "collectives"},
+    "healthy frozen": {"replicas", "reductions", "untouched", "moments", "data", "clipping"},
 }
 
 

@@ -160,3 +160,37 @@ def test_the_end_of_an_epoch(tmp_path):
     layout = Layout(equal_over={"data": [0, 1]})
     values = {"actv": {"fc.output": lambda r, s: s + r * (s != 3) + 1.0}, ORIGIN: {"w": falling}}
     assert verify(write_run(tmp_path, values, lambda *_: layout)).outcome("data").state == "holds"
+
+
+def weights(late):
+    """Three tensors that fall by 1 a step on two ranks; `late(rank, step)`: by how much the first is behind."""
+    names = ("a", "b", "c")
+    before = {n: lambda r, s, n=n: 20.0 - s + late(r, s, n) for n in names}
+    after = {n: lambda r, s, n=n: 20.0 - (s + 1) + late(r, s + 0.5, n) for n in names}
+    return {
+        ORIGIN: before,
+        "param_updated": after,
+        **{k: dict.fromkeys(names, one) for k in ("grad_reduced", "exp_avg")},
+    }
+
+
+def one(rank, step):
+    return 1.0
+
+
+def test_which_of_two_was_not_updated(tmp_path):
+    values = weights(lambda r, s, n: float(n == "a" and r == 1 and s > 3))
+    report = verify(write_run(tmp_path, values, lambda *_: Layout(equal_over={"data": [0, 1]})))
+    first = report.outcome("replicas").violations[0]
+    assert (first.step, first.data_type, first.tensor, first.minority) == (3, "param_updated", "a", (1,))
+
+
+@pytest.mark.parametrize(("ranks", "broken"), [((1,), ["a", "b", "c"]), ((0, 1), [])])
+def test_parts_of_one_rank_change_between_two_steps(tmp_path, ranks, broken):
+    """Something was loaded on one rank alone; on all of them the program does it on purpose."""
+    values = weights(lambda r, s, n: 0.5 * (r in ranks and s >= 3))
+    layout = Layout(equal_over={"data": [0, 1]})
+    run = write_run(tmp_path, values, lambda *_: layout, shards=lambda rank, name: f"{rank}:{rank + 1}")
+    found = verify(run).outcome("untouched").violations
+    assert [(v.step, v.tensor, v.minority) for v in found] == [(3, name, (1,)) for name in broken]
+    assert all("loaded or written there only" in v.guess for v in found)

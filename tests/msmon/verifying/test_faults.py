@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from msmon import verify
@@ -26,6 +27,17 @@ def test_one_weight_changed_once(train):
 
     one = broken(train(before_step=flip), "untouched")
     assert (one.step, one.data_type, one.tensor) == (7, "param_origin", "first.weight")
+    assert "silent data corruption" in one.guess
+
+
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
+def test_one_moment_changed_once(train, moment):
+    def flip(model, optimizer, step):
+        if step == 7:
+            optimizer.state[model.body.weight][moment].view(-1).view(torch.int32)[3] ^= 1 << 20
+
+    one = broken(train(before_step=flip), "moments")
+    assert (one.step, one.data_type, one.tensor, one.minority) == (7, moment, "body.weight", (0,))
     assert "silent data corruption" in one.guess
 
 

@@ -32,6 +32,23 @@ def test_plain(train):
     assert found["untouched"].comparisons > 100
 
 
+def test_moments(train):
+    """They follow, unless the program begins them anew, or the optimizer adds to the gradient."""
+    found = holds(train())["moments"]
+    assert found.state == "holds"
+    assert found.comparisons > 60
+
+    def begin_anew(model, optimizer, step):
+        if step == 5:
+            for state in optimizer.state.values():
+                state["exp_avg"].zero_()
+
+    assert holds(train(before_step=begin_anew))["moments"].state == "holds"
+    decaying = lambda model: torch.optim.Adam(model.parameters(), 1e-2, weight_decay=0.1)  # noqa: E731
+    found = holds(train(optimizer=decaying))["moments"]
+    assert (found.state, "not the gradient alone" in found.reason) == ("not checked", True)
+
+
 def test_clipping_by_the_norm(train):
     found = holds(train(before_update=lambda model, *_: nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
     assert found["clipping"].state == "holds"

@@ -121,3 +121,22 @@ def test_a_rank_that_was_not_recorded(tmp_path):
     outcome = run_of(tmp_path, right, lambda *_: layout).outcome("reductions")
     assert outcome.state == "not checked"
     assert outcome.reason == "not all ranks that the gradients are summed over were recorded"
+
+
+def test_tied_weights_of_two_stages(tmp_path):
+    """Each has a summand of the gradient, under a name of its own: nothing is concluded from one of them."""
+    tied = {"a": 0, "b": 1}
+
+    def layout(rank, name):
+        if tied.get(name, rank) != rank:
+            return None
+        groups = {"data": [rank], **({"embedding": [0, 1]} if name in tied else {})}
+        return Layout(equal_over=groups, summed_over=groups, divided_by=1, tied="embedding" if name in tied else "")
+
+    def after(rank, step, name):
+        # From a step on the other summand is no longer 0, as rounding is.
+        return own(rank, step, name) + (name in tied and step >= AT) * 0.1
+
+    report = run_of(tmp_path, after, layout, ranks=2, stages=[0, 1])
+    assert report.outcome("reductions").state == "holds", report.first
+    assert "under another name: 2 not checked" in report.outcome("reductions").reason

@@ -114,6 +114,10 @@ class GradientSums:
             self._skip("not all ranks that the gradients are summed over were recorded")
             return
         shared = self._expected.tensors[tensor]
+        held = {self._expected.ranks[at] for at in shared}
+        if any(rank not in held for ranks in summed.groups[members[0]].values() for rank in ranks):
+            self._skip("of tied weights another pipeline stage has a gradient under another name")
+            return
         parts: dict[str, tuple[int, int]] = {}
         holding = 0
         for at in members:

@@ -19,6 +19,10 @@ class Cause:
     """The ranks in question."""
 
 
+NOT_REDUCED_ANYWHERE = Cause(text="ranks have gradients of their own after it: it was not reduced on any of them")
+"""What it is if the copies of several ranks are wrong, and not for one cause."""
+
+
 def cause_of(
     sums: Sums, at: int, column: int, found: float, factor: float, limit: float, expected: Expectations
 ) -> Cause | None:

@@ -12,7 +12,7 @@ from msmon.reading.statistics import Floats
 from msmon.verifying.expectations import Expectations
 from msmon.verifying.factors import UNKNOWN, Factor, factors_at
 from msmon.verifying.gradient_sums import AFTER, BEFORE, GradientSums, Sums
-from msmon.verifying.reduction_causes import Cause, cause_of, factor_name
+from msmon.verifying.reduction_causes import NOT_REDUCED_ANYWHERE, Cause, cause_of, factor_name
 from msmon.verifying.report import Outcome, Violation
 from msmon.verifying.windows import Mask, Window
 
@@ -143,7 +143,9 @@ class Reductions:
             if before is None:
                 self._broken[place] = broken
             elif before.step == broken.step and before.on and broken.on and before.on != broken.on:
-                self._broken[place] = attrs.evolve(before, on=(*before.on, *broken.on))
+                same = before.cause == broken.cause or before.cause is None or broken.cause is None
+                cause = before.cause if same else NOT_REDUCED_ANYWHERE
+                self._broken[place] = attrs.evolve(before, on=(*before.on, *broken.on), cause=cause)
 
     def _locally_clipped(self, own: Sequence[Sums], window: Window, factor: Floats, exact: Floats) -> set[int]:
         """Steps at which each rank's part has a factor of its own: the sum of part over factor is what it should be."""
@@ -321,9 +323,11 @@ class Reductions:
         values = np.array([[value for value, _ in self._factors[members]] for members in groups])
         limits = np.array([[limit for _, limit in self._factors[members]] for members in groups])
         self._compared_factors = int(np.isfinite(values).sum())
+        # A factor that is not known is no bound.
+        low = np.fmax.reduce(values - limits, axis=0)
+        high = np.fmin.reduce(values + limits, axis=0)
         with np.errstate(invalid="ignore"):
-            low, high = np.nanmax(values - limits, axis=0), np.nanmin(values + limits, axis=0)
-        apart = low > high
+            apart = low > high
         if apart.any():
             at = int(apart.argmax())
             yield Violation(

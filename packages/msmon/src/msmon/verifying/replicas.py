@@ -69,7 +69,7 @@ class Replicas:
         self._compared: set[str] = set()
         """Data types that two ranks wrote."""
         self._first_step: int | None = None
-        self._evidence: dict[str, Changes] = {}
+        self._evidence: Mapping[str, Changes] = {}
 
     def look(self, window: Window) -> None:
         """Compare the replicas of these steps."""
@@ -197,14 +197,14 @@ class Replicas:
                         },
                     )
 
-    def outcome(self, changes: Changes, blamed: Changes) -> Outcome:
+    def outcome(self, evidence: Mapping[str, Changes]) -> Outcome:
         """What was found.
 
         Args:
-            changes: which weights were changed between two steps: of two replicas that differ, that one is wrong.
-            blamed: whose gradients are not what they should be after the reduction, likewise.
+            evidence: data type -> on which ranks a tensor was changed between two steps, did not move in an update, or
+                is not what it should be after the reduction: of two replicas that differ, that one is wrong.
         """
-        self._evidence = {"param_origin": changes, "grad_reduced": blamed}
+        self._evidence = evidence
         state = "not checked" if not self._equality.comparisons else "broken" if self._found else "holds"
         return Outcome(
             invariant=NAME,

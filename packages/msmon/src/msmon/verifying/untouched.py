@@ -64,6 +64,9 @@ class Untouched:
         """(rank, tensor) -> steps with a gradient, at how many it moved, standing still since, first such step."""
         self._alone: dict[tuple[int, TensorKey], tuple[int, int]] = {}
         """(rank, tensor) -> the first step at which it moved without a gradient, and how often it stood still."""
+        self._held: Counter[int] = Counter()
+        """Position of a rank -> of how many weights it has a part."""
+        self._stopped: dict[tuple[TensorKey, int], tuple[int, ...]] = {}
         self._steps = 0
         self._looked = False
         self._cannot_move = ""
@@ -81,6 +84,8 @@ class Untouched:
         after = np.array([rows[tensor] for tensor in tensors], np.int64)
         if not tensors:
             return
+        for at in range(len(self._expected.ranks)):
+            self._held[at] = max(self._held[at], int(origin.present(at)[:, before].any(axis=0).sum()))
         joined = np.diff(window.steps) == 1
         self._between(
             _part(updated, slice(0, -1)),
@@ -100,8 +105,9 @@ class Untouched:
         self._last = int(window.steps[-1]), _copy(_part(updated, slice(-1, None)))
         gradient = window.types.get(GRADIENT)
         if gradient is not None:
-            for at in range(len(self._expected.ranks)):
-                self._with_gradient(window, at, origin, updated, gradient, tensors, before, after)
+            ranks = range(len(self._expected.ranks))
+            found = [self._with_gradient(window, at, origin, updated, gradient, tensors, before, after) for at in ranks]
+            self._stopped_partly(window, tensors, found)
 
     def _between(
         self,
@@ -146,15 +152,17 @@ class Untouched:
         tensors: Sequence[TensorKey],
         before: Ints,
         after: Ints,
-    ) -> None:
+    ) -> tuple[Mask, Mask]:
+        """Where a weight should move, and where it does."""
+        nowhere = np.zeros((len(window.steps), len(tensors)), np.bool_)
         rows = {row.tensor: number for row, number in gradient.index.rows.items()}
         columns = np.array([rows.get(tensor, -1) for tensor in tensors])
         wrote = gradient.present(at)
         # Ranks that leave gradients to another one say nothing.
         if not wrote.any():
-            return
+            return nowhere, nowhere
         known = columns >= 0
-        has = np.zeros((len(window.steps), len(tensors)), np.bool_)
+        has = nowhere.copy()
         has[:, known] = wrote[:, columns[known]]
         there = origin.present(at)[:, before] & updated.present(at)[:, after]
         moved = self._equality.unequal(origin, at, updated, at, before, after)
@@ -166,11 +174,19 @@ class Untouched:
                 + ("norm" if exact else "fingerprint")
                 + (" in ops" if exact else " in ops, or the Parquet store, since rounded statistics hide small updates")
             )
-            return
+            return nowhere, nowhere
         sizes = np.full(has.shape, np.nan)
         numel = np.array([self._numel(at, tensor) for tensor in tensors])
         sizes[:, known] = gradient.values(at, "norm")[:, columns[known]] / np.sqrt(numel[known])
-        self._standing(window, at, tensors, there & has, moved, sizes)
+        return self._standing(window, at, tensors, there & has, moved, sizes), moved
+
+    def _stopped_partly(self, window: Window, tensors: Sequence[TensorKey], found: Sequence[tuple[Mask, Mask]]) -> None:
+        """Note the weights that stand still on some ranks and move on others."""
+        stands = np.array([should & ~moved for should, moved in found])
+        partly = stands.any(axis=0) & np.any([should & moved for should, moved in found], axis=0)
+        for step, column in zip(*np.nonzero(partly), strict=True):
+            ranks = np.flatnonzero(stands[:, step, column])
+            self._stopped[tensors[column], int(window.steps[step])] = tuple(self._expected.ranks[at] for at in ranks)
 
     def _telling(self, window: Window, at: int, tensors: Sequence[TensorKey]) -> Mask:
         """Tensors whose updates would show: Adam makes all as large, and single precision holds them."""
@@ -205,7 +221,7 @@ class Untouched:
 
     def _standing(
         self, window: Window, at: int, tensors: Sequence[TensorKey], there: Mask, moved: Mask, sizes: Floats
-    ) -> None:
+    ) -> Mask:
         telling = self._telling(window, at, tensors)
         with np.errstate(invalid="ignore"):
             median = np.nanmedian(np.where(there, sizes, np.nan), axis=1) if there.any() else np.zeros(len(sizes))
@@ -226,6 +242,7 @@ class Untouched:
                 first = int(window.steps[here[0]]) if not standing else first
                 standing += len(here)
             self._moved[place] = steps + len(here), moves + int(now.sum()), standing, first
+        return usable
 
     # What was found
 
@@ -233,6 +250,10 @@ class Untouched:
         """(tensor, step) -> the ranks on which it was changed between the step before and this one."""
         ranks = self._expected.ranks
         return {(t, one.step): tuple(ranks[at] for at in one.ranks) for t, one in self._changes.items()}
+
+    def stopped(self) -> dict[tuple[TensorKey, int], tuple[int, ...]]:
+        """(tensor, step) -> the ranks whose update did not move it, where that of others did."""
+        return self._stopped
 
     def outcome(self) -> Outcome:
         """Whether it holds."""
@@ -262,9 +283,16 @@ class Untouched:
         mates = {at for at in holders for other in change.ranks if exact[at] == exact[other]}
         if mates - set(change.ranks):
             return True
-        # Nobody holds the same: then one tensor at one step, of many.
+        # Nobody holds the same: then one tensor at one step, of many, or most of a rank, and nothing of others.
         alone = all(self._at_step[change.step, at] == 1 for at in change.ranks)
-        return len(change.ranks) == 1 and self._times[tensor] == 1 and alone and self._steps > _STANDING
+        once = len(change.ranks) == 1 and self._times[tensor] == 1 and self._steps > _STANDING
+        return once and (alone or self._loaded(change))
+
+    def _loaded(self, change: _Change) -> bool:
+        """Whether most weights of a rank changed at a step, and none of any other rank."""
+        (at,) = change.ranks
+        others = [self._at_step[change.step, one] for one in range(len(self._expected.ranks)) if one != at]
+        return bool(others) and not any(others) and self._at_step[change.step, at] > self._held[at] / 2
 
     def _wrongly_changed(self) -> Iterator[Violation]:
         for tensor, change in self._changes.items():

@@ -15,6 +15,7 @@ from msmon.verifying.collectives import Collectives
 from msmon.verifying.different_data import DifferentData
 from msmon.verifying.expectations import Expectations
 from msmon.verifying.micro_batches import MicroBatches
+from msmon.verifying.moments import Moments
 from msmon.verifying.reductions import Reductions
 from msmon.verifying.replicas import Replicas
 from msmon.verifying.report import Report
@@ -67,6 +68,7 @@ class Verification:
         self._reductions = Reductions(expected, digits)
         self._micro_batches = MicroBatches(run, expected, digits)
         self._untouched = Untouched(run, expected, digits)
+        self._moments = Moments(expected, digits)
         self._data = DifferentData(expected)
         self._collectives = Collectives(run)
         self._watching = (
@@ -74,6 +76,7 @@ class Verification:
             self._reductions,
             self._micro_batches,
             self._untouched,
+            self._moments,
             self._data,
             self._collectives,
         )
@@ -117,10 +120,18 @@ class Verification:
             ranks=tuple(self._run.ranks),
             steps=self.steps,
             outcomes=[
-                self._replicas.outcome(self._untouched.changes(), self._reductions.blamed()),
+                self._replicas.outcome(
+                    {
+                        "param_origin": self._untouched.changes(),
+                        "param_updated": self._untouched.stopped(),
+                        "grad_reduced": self._reductions.blamed(),
+                        **self._moments.changes(),
+                    }
+                ),
                 self._reductions.reductions(),
                 self._micro_batches.outcome(),
                 self._untouched.outcome(),
+                self._moments.outcome(),
                 self._data.outcome(),
                 self._reductions.clipping(),
                 self._collectives.outcome(),
