@@ -201,7 +201,7 @@ class Buffer(Fault):
 class ActivationBit(Fault):
     """The exponent of one element of a layer's output."""
 
-    name, engines = "flipped bit in an activation", (*REPLICAS[:2], "dtensor tp", "megatron tp")
+    name, engines = "flipped bit in an activation", (*REPLICAS[:2], "megatron tp")
 
     def __init__(self, scene: Scene, place: Place) -> None:
         super().__init__(scene, place)
@@ -347,13 +347,19 @@ class LocalNorm(Fault):
 
     name, engines = "clipping by the local norm", SPLIT
 
+    clipped = -1
+    factor: Any = 1.0
+
     def at_update(self) -> None:
         found = [self.scene.gradient(name) for name in self.scene.weights]
         parts = [one for one in found if one is not None]
-        if self.begun and parts:
-            norm = torch.stack([part.norm() for part in parts]).norm()
-            for part in parts:
-                part.mul_(0.01 / norm)
+        if not self.begun or not parts:
+            return
+        if self.clipped < self.number:
+            # Of several groups of parameters, which are updated one after the other, that of the first.
+            self.factor, self.clipped = 0.01 / torch.stack([part.norm() for part in parts]).norm(), self.number
+        for part in parts:
+            part.mul_(self.factor)
 
     def truth(self) -> Truth:
         return self.everywhere()
