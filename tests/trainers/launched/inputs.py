@@ -10,30 +10,8 @@ from typing import Any
 
 import torch
 
-WORDS = [
-    "the",
-    "a",
-    "red",
-    "blue",
-    "old",
-    "new",
-    "cat",
-    "dog",
-    "bird",
-    "sees",
-    "likes",
-    "finds",
-    "house",
-    "tree",
-    "road",
-    ".",
-    "what",
-    "is",
-    "it",
-    "?",
-    "user",
-    "assistant",
-]
+TEXT = "the a red blue old new cat dog bird sees likes finds house tree road . what is it ? user assistant"
+WORDS = TEXT.split()
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 TEMPLATE = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} {% endfor %}"
 
