@@ -147,6 +147,23 @@ def compiled() -> nn.Module:
     return model
 
 
+def by_closure() -> nn.Module:
+    class ByClosure(Net): ...
+
+    model = ByClosure(4, 3, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).pow(2).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    return model
+
+
 def in_no_module() -> nn.Module:
     weight = torch.ones(4, 1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], 0.1)
@@ -169,6 +186,7 @@ if __name__ == "__main__":
         teacher_and_student,
         with_workers,
         compiled,
+        by_closure,
         in_no_module,
     ):
         print(way.__name__, digest(way().parameters()))

@@ -1,4 +1,4 @@
-"""A callback for MindSpore's `Model.train`: `model.train(10, data, callbacks=[MsmonCallback("monitor_config.json")])`."""
+"""A callback for MindSpore's `Model.train`: `model.train(3, data, callbacks=[MsmonCallback("config.json")])`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 from msmon.config import load_config, parse_config, watch_fields
-from msmon.monitor import BaseTrainerMon
 
 
 class Watching:
@@ -44,8 +43,8 @@ class Watching:
             parse_config(config or {}, "config")
         else:
             load_config(config_file_path)
-        self.monitor: BaseTrainerMon | None = None
-        """The monitor of the training in progress, or of the last one."""
+        self.monitor: Any = None
+        """The `TrainerMon` of the training in progress, or of the last one."""
         self._config_file_path = config_file_path
         self._config = config
         self._groups = groups

@@ -2,7 +2,8 @@
 
 An optimizer that is made is written down. Then calls of modules are looked at, until one comes that is a training
 forward of what an optimizer updates: before it runs the monitor is set. Where no module is called that holds the
-parameters, the model is looked for when the optimizer has stepped, and watched from the next step on.
+parameters, the model is looked for when the optimizer has stepped, and watched from the next step on. Hooks of
+optimizers only note that: a hook that adds or removes hooks would break the loop over them, and the step.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from msmon.launching.found import Found
 from msmon.launching.torch_engines import engine_of
 from msmon.launching.watchers import Watchers
+
+_LATE = "from its second step on"
 
 
 def imported(module: ModuleType) -> None:
@@ -37,10 +40,14 @@ class Trainings:
         self._pending: list[weakref.ref[Any]] = []
         self._forwards: set[int] = set()
         """`id` of the pending optimizers since which a training forward was seen."""
+        self._within: set[int] = set()
+        """`id` of the optimizers in whose step the program is: one that is given a closure calls the model there."""
+        self._stepped: set[int] = set()
+        """`id` of the pending optimizers that have stepped after a training forward."""
         self._thread = threading.local()
         self._lock = threading.RLock()
         self._looking: Any = None
-        self._global_hook: Any = None
+        self._global_hooks: list[Any] = []
 
     def begin(self) -> None:
         """Notice each optimizer that is made from now on."""
@@ -57,17 +64,21 @@ class Trainings:
 
     def _look(self) -> None:
         """Look at calls of modules, and at optimizers that step."""
-        if self._global_hook is None:
-            self._global_hook = register_optimizer_step_post_hook(self._stepped)
+        if not self._global_hooks:
+            self._global_hooks = [
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ]
         if nn.Module.__call__ is not self._looking:
             self._call = nn.Module.__call__
             self._looking = nn.Module.__call__ = self._wrapped(self._call)  # type: ignore[method-assign]
 
     def _look_no_more(self) -> None:
-        if self._global_hook is not None:
-            self._global_hook.remove()
-            self._global_hook = None
-            self._forwards.clear()
+        for hook in self._global_hooks:
+            hook.remove()
+        self._global_hooks = []
+        for known in (self._forwards, self._within, self._stepped):
+            known.clear()
         # Where somebody else has come meanwhile it stays, and is idle.
         if nn.Module.__call__ is self._looking:
             nn.Module.__call__ = self._call  # type: ignore[method-assign]
@@ -100,24 +111,29 @@ class Trainings:
             self._forwards.update(map(id, optimizers))
             found = engine_of(module) or _found_at(module, optimizers)
             if found is not None:
-                self._watch(found, optimizers, "from its first step on")
+                early = self._within.isdisjoint(map(id, found.optimizers))
+                self._watch(found, optimizers, "from its first step on" if early else _LATE)
+            for optimizer in optimizers:
+                if id(optimizer) in self._stepped and optimizer in self._optimizers():
+                    self._look_for_its_model(optimizer, optimizers)
 
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._watchers.guarded(self._after_step, optimizer)
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._within.add(id(optimizer))
 
-    def _after_step(self, optimizer: Any) -> None:
-        with self._lock:
-            optimizers = self._optimizers()
-            # A step before anything has run makes its state, and is none.
-            if optimizer not in optimizers or id(optimizer) not in self._forwards:
-                return
-            models = _holders(_parameters(optimizer))
-            if models:
-                self._watch(Found(models=models, optimizers=[optimizer]), optimizers, "from its second step on")
-            else:
-                name = type(optimizer).__name__
-                self._watchers.say_once(f"{name} is not watched: no module holds the parameters that it updates")
-                self._drop([optimizer])
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._within.discard(id(optimizer))
+        # A step before anything has run makes its state, and is none.
+        if id(optimizer) in self._forwards:
+            self._stepped.add(id(optimizer))
+
+    def _look_for_its_model(self, optimizer: Any, optimizers: list[Any]) -> None:
+        models = _holders(_parameters(optimizer))
+        if models:
+            self._watch(Found(models=models, optimizers=[optimizer]), optimizers, _LATE)
+        else:
+            name = type(optimizer).__name__
+            self._watchers.say_once(f"{name} is not watched: no module holds the parameters that it updates")
+            self._drop([optimizer])
 
     def _watch(self, found: Found, optimizers: list[Any], when: str) -> None:
         known = found.optimizers if found.engine is None else optimizers
