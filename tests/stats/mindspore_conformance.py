@@ -12,6 +12,7 @@ import msmon_stats
 from msmon_stats import OPS, partial, summarize
 from msmon_stats.float32 import ROW
 from msmon_stats.mindspore import PartialBuffer, buffer, float32_rows, math, partials
+from msmon_stats.mindspore.float32_work import flushes_denormals
 
 from . import reference
 from .conformance import Conformance
@@ -97,6 +98,7 @@ class TestMindSporeFloat32(MindSporeConformance):
     """What serves accelerators, run on the CPU: its operators are those of the framework."""
 
     kernel = "float32"
+    flushes_denormals = staticmethod(flushes_denormals)
     sizes = (0, 1, ROW - 1, ROW, ROW + 1, 300_001)
     rtol = 1e-6
     repeats = 1e-6

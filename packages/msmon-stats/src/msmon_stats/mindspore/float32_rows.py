@@ -17,7 +17,7 @@ from msmon_stats.fingerprint import to_fields
 from msmon_stats.float32 import ROW, WORK_BYTES, Carried, Correction, Number, Plan, WordRows, limit, merge
 from msmon_stats.mindspore import host
 from msmon_stats.mindspore.float32_words import Words
-from msmon_stats.mindspore.float32_work import LEFT, Run, Work, bounds, for_merge
+from msmon_stats.mindspore.float32_work import LEFT, Run, Work, bounds, flushes_denormals, for_merge
 from msmon_stats.mindspore.values import is_sparse, on_host, stored_on_device
 from msmon_stats.rows import Matrix, clear, unscale
 
@@ -29,6 +29,7 @@ def _dtypes(*names: str) -> frozenset[Any]:
 _FLOATS = _dtypes("float32", "bfloat16", "float16")
 _COUNTED = _dtypes("int32", "int64", "uint32")
 """Their extremes are found by operators for whole numbers: float32 rounds them."""
+_SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 _TO_HOST = _dtypes("float64", "complex64", "complex128", "uint64")
 """They are copied as they are, and read on the host."""
 
@@ -162,6 +163,8 @@ class Float32Rows:
     def _make_limit(self, eps: float, scale: Any) -> tuple[Any, Number | None]:
         if not isinstance(scale, Tensor):
             number = limit(eps if scale is None else eps * scale)
+            if 0.0 < number < _SMALLEST_NORMAL and flushes_denormals():
+                number = _SMALLEST_NORMAL
             if number not in self._bounds:
                 self._bounds[number] = Tensor(bounds(number), mindspore.float32).reshape(-1, 1, 1)
             return self._bounds[number], None if scale is None else lambda carried: scale

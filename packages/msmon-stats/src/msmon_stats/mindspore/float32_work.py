@@ -7,6 +7,7 @@ too, but none for a CPU, where the tests run.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +37,13 @@ def bounds(limit: float) -> list[float]:
     """What the values of a row are compared with, to count what lies below `limit` on both sides, and Inf and NaN."""
     below = float(np.nextafter(np.float32(-limit), np.float32(0.0)))
     return [limit, below, math.inf, -_LARGEST, -math.inf]
+
+
+@functools.cache
+def flushes_denormals() -> bool:
+    """Whether comparisons take denormal numbers for 0, as they do on some processors. Waits for the device, once."""
+    many = Tensor(np.zeros(ROW, np.float32))  # a few would be compared by other instructions
+    return not bool(mint.lt(many, Tensor([float(np.nextafter(np.float32(0), np.float32(1)))])).all())
 
 
 class Work:
