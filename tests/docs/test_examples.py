@@ -12,7 +12,11 @@ import pytest
 
 from .pages import ROOT
 
-NOT_STARTED = {"megatron_on_cpu": "imported by megatron_core.py", "mindspore_mlp": "see test_mindspore_example.py"}
+NOT_STARTED = {
+    "megatron_on_cpu": "imported by megatron_core.py",
+    "mindspore_mlp": "see test_mindspore_example.py",
+    "plain_loop": "does not mention msmon; see tests/integration/test_run.py",
+}
 ENGINES = {
     "accelerate_ddp": "ddp",
     "accelerate_deepspeed": "deepspeed_zero2",

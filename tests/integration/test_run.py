@@ -77,6 +77,21 @@ def gradients(folder: Path, data_type: str) -> dict[tuple[str, str], str]:
     return found
 
 
+def test_the_first_thing_to_type(tmp_path: Path) -> None:
+    """What the README says, and what it prints."""
+    example = HERE.parents[1] / "examples" / "plain_loop.py"
+    done = run(*MSMON, "--watch", "wg,xy", "--", sys.executable, str(example), cwd=tmp_path)
+    folder = tmp_path / "monitor_output"
+    first, recorded, look = done.stderr.splitlines()
+    assert first == (
+        f"msmon: watching Sequential, trained with AdamW, from its first step on: wg, xy; files in {folder}"
+    )
+    assert recorded.startswith("msmon: 20 steps recorded; expected 22 tensors, saw 22; hooks took ")
+    assert look == f"msmon: look at it: msmon show {folder}, or msmon report {folder} --open"
+    assert len(rows(folder, "actv")) == 20 * 8
+    assert done.stdout == run(sys.executable, str(example), cwd=tmp_path).stdout
+
+
 FAILING = """
 import sys
 print(sys.argv[1:], input())

@@ -53,8 +53,10 @@ COMMANDS = {
         saved="saved/model.safetensors",
         models=["LlamaForCausalLM"],
     ),
-    "accelerate launch -m trl.scripts.reward": Command(
-        words=f"accelerate launch --cpu -m trl.scripts.reward --dataset_name {{inputs}}/preferences {HUGGING_FACE}",
+    # Its command line program imports timm, which needs torchvision here.
+    "python -m accelerate.commands.launch -m trl.scripts.reward": Command(
+        words="python -m accelerate.commands.launch --cpu -m trl.scripts.reward "
+        f"--dataset_name {{inputs}}/preferences {HUGGING_FACE}",
         saved="saved/model.safetensors",
         models=["LlamaForSequenceClassification"],
     ),
