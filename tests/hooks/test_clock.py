@@ -272,7 +272,7 @@ def test_evaluation_between_steps(trace):
 
 
 def test_an_exception_in_a_forward(trace):
-    """The forward that raised was a micro-step; what follows is not taken for a part of it."""
+    """What follows is not taken for a part of the forward that raised, which no update used: it is no micro-step."""
 
     class Fragile(nn.Sequential):
         def forward(self, x):
@@ -293,9 +293,10 @@ def test_an_exception_in_a_forward(trace):
         backward(model)
         optimizer.step()
     assert trace == [
-        *("forward 0.0", "forward 0.1", "backward 0.1", "gradients 0.1", "step 0.1"),
+        *("forward 0.0", "forward 0.1", "backward 0.1", "gradients 0.1", "step 0.0"),
         *("forward 1.0", "backward 1.0", "gradients 1.0", "step 1.0"),
     ]
+    assert [event.first_micro_step for event in monitored.recorder.events] == [1, 0]
     assert [key for key in monitored.recorder.rows if key[:2] == ("actv", ".output")] == [
         *(("actv", ".output", 0, 1), ("actv", ".output", 1, 0))
     ]
