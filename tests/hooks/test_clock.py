@@ -298,7 +298,7 @@ def test_an_exception_in_a_forward(trace):
     ]
     assert [event.first_micro_step for event in monitored.recorder.events] == [1, 0]
     assert [key for key in monitored.recorder.rows if key[:2] == ("actv", ".output")] == [
-        *(("actv", ".output", 0, 1), ("actv", ".output", 1, 0))
+        *(("actv", ".output", 0, 0), ("actv", ".output", 1, 0))
     ]
     assert not [name for _, name, _, _ in monitored.recorder.rows if "@" in name]
 
