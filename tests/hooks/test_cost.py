@@ -232,7 +232,7 @@ def calls_in_a_step(model, optimizer) -> int:
 
     def count(frame, event, argument):
         nonlocal found
-        found += event == "call" and "/msmon" in frame.f_code.co_filename
+        found += event == "call" and "/src/msmon" in frame.f_code.co_filename
 
     sys.setprofile(count)
     try:
