@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from msmon.reading.text_columns import FINGERPRINT, SHAPE, numbers_of
+from msmon.reading.text_columns import SHAPE, numbers_of
+from msmon_io import FINGERPRINT
 
 TEXTS = ["00000000000000ff", "", "deadbeef01234567", None, "7ff8000000000001", "short"]
 BITS = [0xFF, None, 0xDEADBEEF01234567, None, 0x7FF8000000000001, None]

@@ -44,6 +44,8 @@ class Trainings:
         """`id` of the optimizers in whose step the program is: one that is given a closure calls the model there."""
         self._stepped: set[int] = set()
         """`id` of the pending optimizers that have stepped after a training forward."""
+        self._without: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """What holds nothing of the pending optimizers. One may stay pending for ever, and looking costs."""
         self._thread = threading.local()
         self._lock = threading.RLock()
         self._looking: Any = None
@@ -58,6 +60,7 @@ class Trainings:
             made(optimizer, *args, **kwargs)
             with self._lock:
                 self._pending.append(weakref.ref(optimizer))
+                self._without.clear()
                 self._look()
 
         torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign, assignment]
@@ -106,11 +109,15 @@ class Trainings:
 
     def _called(self, module: nn.Module) -> None:
         """A module is about to be called by the program itself, and gradients are computed."""
+        if module in self._without and not self._stepped:
+            return
         with self._lock:
             optimizers = self._optimizers()
             self._forwards.update(map(id, optimizers))
             found = engine_of(module) or _found_at(module, optimizers)
-            if found is not None:
+            if found is None:
+                self._without.add(module)
+            else:
                 early = self._within.isdisjoint(map(id, found.optimizers))
                 self._watch(found, optimizers, "from its first step on" if early else _LATE)
             for optimizer in optimizers:

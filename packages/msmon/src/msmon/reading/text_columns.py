@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from msmon.reading.statistics import Floats
+from msmon_io import FINGERPRINT
 
-FINGERPRINT = "fingerprint"
-"""16 hexadecimal digits of a tensor's content. As a number: the 64 bits, whatever float64 they look like."""
 SHAPE = "shape"
 """As a number: how many elements."""
 
@@ -24,7 +23,8 @@ def numbers_of(column: Any, stat: str) -> tuple[Floats, npt.NDArray[np.bool_] | 
     """The values of a column, and which of them there are; True: all.
 
     Args:
-        column: a pyarrow column, of numbers unless `stat` is one of the above.
+        column: a pyarrow column, of numbers unless `stat` is `fingerprint` (16 hexadecimal digits; as a number: the 64
+            bits, whatever float64 they look like) or `shape`.
     """
     if stat not in (FINGERPRINT, SHAPE):
         return column.to_numpy(), ~column.is_null().to_numpy() if column.null_count else True

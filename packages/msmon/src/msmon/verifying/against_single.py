@@ -49,7 +49,6 @@ def compare_with_single(
     outcome = Outcome(
         invariant=NAME,
         title=TITLE,
-        state="broken" if violations else "holds",
         comparisons=result.compared_values,
         how="merged statistics in the order of execution"
         + (", within what the repetitions differ by" if baselines else ", within a thousandth"),

@@ -146,12 +146,11 @@ class Collectives:
     def outcome(self) -> Outcome:
         """Whether it holds."""
         if not self._equality.comparisons:
-            return Outcome(invariant=NAME, title=TITLE, state="not checked", reason=self._reason())
+            return Outcome(invariant=NAME, title=TITLE, reason=self._reason())
         violations = sorted(self._violations(), key=lambda one: one.step)
         return Outcome(
             invariant=NAME,
             title=TITLE,
-            state="broken" if violations else "holds",
             comparisons=self._equality.comparisons,
             how=self._equality.how,
             violations=violations,

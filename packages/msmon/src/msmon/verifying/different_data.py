@@ -162,7 +162,7 @@ class DifferentData:
         """Whether it holds."""
         compared = self._compared + self._equality.comparisons
         if not compared:
-            return Outcome(invariant=NAME, title=TITLE, state="not checked", reason=self._reason())
+            return Outcome(invariant=NAME, title=TITLE, reason=self._reason())
         violations = sorted([*self._same(), *self._others, *self._repeated()], key=lambda one: one.step)
         reason = "" if self._prints else "from step to step nothing was compared: that needs fingerprint in ops"
         notes = []
@@ -171,7 +171,6 @@ class DifferentData:
         return Outcome(
             invariant=NAME,
             title=TITLE,
-            state="broken" if violations else "holds",
             comparisons=compared,
             how="all activations of a micro-step",
             reason=reason,

@@ -8,8 +8,8 @@ import numpy as np
 
 from msmon.reading.index import Ints
 from msmon.reading.statistics import Floats
-from msmon.reading.text_columns import FINGERPRINT
 from msmon.verifying.windows import SUMS, Mask, Observed
+from msmon_io import FINGERPRINT
 
 #: Sums of the same float32 values in another order differ by less, relative to their size. One changed bit of one of
 #: ten million elements is more.

@@ -186,14 +186,11 @@ class Moments:
         """Whether it holds."""
         known = {name for name, count in self._checked.items() if len(self._broken.get(name, ())) <= _MOSTLY * count}
         if not known:
-            return Outcome(
-                invariant=NAME, title=TITLE, state="not checked", reason=_MORE if self._checked else self._reason
-            )
+            return Outcome(invariant=NAME, title=TITLE, reason=_MORE if self._checked else self._reason)
         violations = sorted(self._violations(), key=lambda one: one.step)
         return Outcome(
             invariant=NAME,
             title=TITLE,
-            state="broken" if violations else "holds",
             comparisons=sum(self._checked[name] for name in known),
             how="sums of moments with those of the step before and of gradients",
             violations=violations,

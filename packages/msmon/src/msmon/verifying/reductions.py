@@ -186,11 +186,10 @@ class Reductions:
         violations = [] if self._changed else [*self._wrong_factors(), *self._wrong_tensors()]
         violations.sort(key=lambda one: one.step)
         if not self._checked or self._changed:
-            return Outcome(invariant=NAME, title=TITLE, state="not checked", reason=self._reason())
+            return Outcome(invariant=NAME, title=TITLE, reason=self._reason())
         return Outcome(
             invariant=NAME,
             title=TITLE,
-            state="broken" if violations else "holds",
             comparisons=self._checked,
             how="sums of all elements, from means and numbers of elements",
             reason="; ".join(f"{reason}: {count} not checked" for reason, count in self._sums.reasons.items()),
@@ -201,12 +200,11 @@ class Reductions:
     def clipping(self) -> Outcome:
         """Whether it is one factor."""
         if not self._checked or self._changed:
-            return Outcome(invariant=CLIPPING, title=CLIPPING_TITLE, state="not checked", reason=self._reason())
+            return Outcome(invariant=CLIPPING, title=CLIPPING_TITLE, reason=self._reason())
         violations = list(self._apart())
         return Outcome(
             invariant=CLIPPING,
             title=CLIPPING_TITLE,
-            state="broken" if violations else "holds",
             comparisons=self._checked + self._compared_factors,
             how="factors between sums of gradients before and after",
             violations=violations,

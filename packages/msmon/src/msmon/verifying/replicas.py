@@ -10,11 +10,11 @@ import numpy as np
 
 from msmon.reading.index import Index, Ints, TensorKey
 from msmon.reading.run import execution_position
-from msmon.reading.text_columns import FINGERPRINT
 from msmon.verifying.equality import Equality, common_statistics, different, value_texts
 from msmon.verifying.expectations import Expectations
 from msmon.verifying.report import Outcome, Violation, ranks_in_words
 from msmon.verifying.windows import Observed, Window, micro_step_of, row_keys
+from msmon_io import FINGERPRINT
 
 NAME = "replicas"
 TITLE = "Ranks that hold the same tensor hold the same values"
@@ -205,14 +205,12 @@ class Replicas:
                 is not what it should be after the reduction: of two replicas that differ, that one is wrong.
         """
         self._evidence = evidence
-        state = "not checked" if not self._equality.comparisons else "broken" if self._found else "holds"
         return Outcome(
             invariant=NAME,
             title=TITLE,
-            state=state,  # type: ignore[arg-type]
             comparisons=self._equality.comparisons,
             how=self._equality.how,
-            reason=self._reason() if state == "not checked" else "",
+            reason="" if self._equality.comparisons else self._reason(),
             violations=list(self._violations()),
         )
 

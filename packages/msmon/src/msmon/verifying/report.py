@@ -55,7 +55,6 @@ class Outcome:
     """Its short name, such as `replicas`."""
     title: str
     """Its sentence."""
-    state: State
     comparisons: int = 0
     """How many times two values were compared that should agree (or differ)."""
     how: str = ""
@@ -65,6 +64,13 @@ class Outcome:
     violations: Sequence[Violation] = ()
     """The earliest first, in the order of the training step; a tensor of a data type comes once."""
     notes: Sequence[str] = ()
+    state: State = attrs.field(init=False)
+
+    @state.default
+    def _state(self) -> State:
+        if not self.comparisons:
+            return "not checked"
+        return "broken" if self.violations else "holds"
 
 
 @attrs.frozen(kw_only=True)

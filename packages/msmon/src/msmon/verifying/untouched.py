@@ -12,11 +12,11 @@ from msmon.reading.blocks import Block
 from msmon.reading.index import Ints, TensorKey
 from msmon.reading.run import Run
 from msmon.reading.statistics import Floats
-from msmon.reading.text_columns import FINGERPRINT
 from msmon.verifying.equality import Equality, value_texts
 from msmon.verifying.expectations import Expectations
 from msmon.verifying.report import Outcome, Violation
 from msmon.verifying.windows import Mask, Observed, Window
+from msmon_io import FINGERPRINT
 
 NAME = "untouched"
 TITLE = "Weights stay between two steps and without a gradient; with one they move"
@@ -261,14 +261,13 @@ class Untouched:
             reason = "param_origin and param_updated not recorded (param_distribution)"
             if self._looked:
                 reason = "no two steps in a row were recorded, and no gradients"
-            return Outcome(invariant=NAME, title=TITLE, state="not checked", reason=reason)
+            return Outcome(invariant=NAME, title=TITLE, reason=reason)
         violations = sorted(
             [*self._wrongly_changed(), *self._moved_alone(), *self._stood_still()], key=lambda v: v.step
         )
         return Outcome(
             invariant=NAME,
             title=TITLE,
-            state="broken" if violations else "holds",
             comparisons=self._equality.comparisons,
             how=self._equality.how,
             reason=self._cannot_move,

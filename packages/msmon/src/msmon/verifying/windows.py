@@ -12,7 +12,8 @@ from msmon.reading.blocks import Block, read_blocks
 from msmon.reading.index import NO_MICRO_STEP, Index, Ints, RowKey, TensorKey
 from msmon.reading.run import Run
 from msmon.reading.statistics import Floats
-from msmon.reading.text_columns import FINGERPRINT, SHAPE
+from msmon.reading.text_columns import SHAPE
+from msmon_io import FINGERPRINT
 
 Mask = npt.NDArray[np.bool_]
 

@@ -24,7 +24,9 @@ def _run_the_other() -> None:
 def _begin() -> None:
     try:
         from msmon.launching.program import begin
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "msmon":
+            raise
         return  # another environment's interpreter: there is no monitor in it
     begin()
 
