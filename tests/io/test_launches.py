@@ -99,3 +99,12 @@ def test_damaged_run_json(tmp_path: Path, text: str) -> None:
     make(tmp_path, "Mar01_10-00-00", [0, 1], 2)
     (next(tmp_path.glob("*rank1*")) / "run.json").write_text(text, encoding="latin-1")
     assert found(tmp_path) == ["Mar01_10-00-00 (ranks 0, 1 of 2)"]
+
+
+def test_two_in_one_second(tmp_path: Path) -> None:
+    """Directories are named by seconds; `run.json` has more."""
+    for name, fraction in (("aaaaaaaa", "900"), ("bbbbbbbb", "100")):
+        folder = tmp_path / f"Dec01_10-00-00-rank0-{name}"
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps({"world_size": 1, "start_time": f"2026-12-01T10:00:00.{fraction}"}))
+    assert newest_run_dirs(tmp_path)[0].name.endswith("aaaaaaaa")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -42,13 +43,15 @@ class TwoHeads(nn.Module):
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """`train(...)` trains and gives the output directory."""
-    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "run"))
+    """`train(...)` trains and gives the output directory, another one each time."""
+    numbers = itertools.count()
     monkeypatch.delenv("RANK", raising=False)
 
     def run(**how: Any) -> Path:
+        output = tmp_path / f"run {next(numbers)}"
+        monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(output))
         _train(tmp_path / "config.json", **how)
-        return tmp_path / "run"
+        return output
 
     return run
 

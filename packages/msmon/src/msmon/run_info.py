@@ -43,8 +43,8 @@ def run_info(
 
 
 def now() -> str:
-    """The local time, with its distance from UTC, in seconds."""
-    return datetime.now().astimezone().isoformat(timespec="seconds")
+    """The local time, with its distance from UTC, to a thousandth of a second: launches are put in order by it."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
 def _version(package: str) -> str | None:
